@@ -1,0 +1,4 @@
+//! Command line of gdrd.
+#![forbid(unsafe_code)]
+
+fn main() {}

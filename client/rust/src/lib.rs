@@ -1,0 +1,2 @@
+//! Async Rust client of gdrd.
+#![forbid(unsafe_code)]

@@ -1,0 +1,4 @@
+//! Node-local daemon that lends registered GPU buffers and queue pairs.
+#![forbid(unsafe_code)]
+
+fn main() {}

@@ -1,0 +1,2 @@
+//! Tenants, sessions, leases, pools, registrations and the broker.
+#![forbid(unsafe_code)]

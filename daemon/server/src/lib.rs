@@ -1,0 +1,2 @@
+//! gRPC services, peer credentials and the session socket.
+#![forbid(unsafe_code)]

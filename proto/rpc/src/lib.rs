@@ -1,0 +1,2 @@
+//! Generated code of the gdrd.v1 API.
+#![forbid(unsafe_code)]

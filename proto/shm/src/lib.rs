@@ -1,0 +1,2 @@
+//! Shared-memory segments with checked volatile copies and futex wake.
+#![allow(unsafe_code)]

@@ -1,0 +1,2 @@
+//! House rules that run as tests: layers, unsafe, licences.
+#![forbid(unsafe_code)]
