@@ -1,2 +1,25 @@
-//! Narrow hardware traits and the conformance suite every backend passes.
+//! Narrow hardware traits: GPU memory, HCAs and GPU facts.
+//!
+//! Role: the seam between the engine and hardware. Every backend (sim, verbs, cuda, nvml) implements
+//! these traits and passes the conformance suite unchanged; what a backend cannot do it declares
+//! as a capability, never by a kinder or silent behaviour.
+//!
+//! Must not know: tenants, sessions, leases, pools, gRPC. GPU memory speaks only fds, sizes and
+//! UUIDs, because CUDA lives in another process.
 #![forbid(unsafe_code)]
+
+mod error;
+mod gpu_memory;
+mod hca;
+mod work;
+
+pub use error::{GpuMemoryError, HcaError, PostError};
+pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid};
+pub use hca::{
+    Access, AtomicScope, CompletionQueue, CqId, Endpoint, Gid, GidEntry, GidType, Hca, HcaCapabilities, HcaEvent,
+    LinkLayer, MemoryRegion, MemorySource, PortAttributes, PortState, ProtectionDomain, QueuePair, QueuePairConfig,
+    QueuePairParts, QueuePairState, QueuePairType, WorkQueue,
+};
+pub use work::{
+    LocalSpan, MAX_INLINE_BYTES, Opcode, ReceiveRequest, RemoteSpan, WorkCompletion, WorkRequest, WorkStatus,
+};

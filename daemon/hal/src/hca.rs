@@ -1,0 +1,416 @@
+//! HCAs: protection domains, memory regions, completion queues, queue pairs, in the words of verbs.
+//!
+//! Objects are owned by the caller and end on drop; each keeps its parents alive. Cold calls may
+//! block; [`WorkQueue`] and [`CompletionQueue`] are the hot path: one owner each, no allocation.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use crate::{HcaError, PostError, ReceiveRequest, WorkCompletion, WorkRequest};
+
+/// Access rights of a memory region (`enum ibv_access_flags`, ibv_reg_mr(3)). Local read is always allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Access {
+    /// The owner's HCA may write (receive, read result, atomic result).
+    pub local_write: bool,
+    /// Peers may write. Requires `local_write`.
+    pub remote_write: bool,
+    /// Peers may read.
+    pub remote_read: bool,
+    /// Peers may use atomics. Requires `local_write`.
+    pub remote_atomic: bool,
+    /// Writes may pass each other on PCIe: on for data, off for buffers polled as signals.
+    pub relaxed_ordering: bool,
+}
+
+impl Access {
+    /// Every right that a data buffer gets by default.
+    pub const DATA: Self =
+        Self { local_write: true, remote_write: true, remote_read: true, remote_atomic: true, relaxed_ordering: true };
+}
+
+/// Queue pair types (`enum ibv_qp_type`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum QueuePairType {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+/// Queue pair states (`enum ibv_qp_state`, ibv_modify_qp(3)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum QueuePairState {
+    /// Fresh: nothing can be posted.
+    Reset,
+    /// Receives can be posted.
+    Init,
+    /// Ready to receive.
+    Rtr,
+    /// Ready to send.
+    Rts,
+    /// Send queue drained on request.
+    Sqd,
+    /// Send queue in error (not on RC).
+    Sqe,
+    /// Error: posted work flushes.
+    Err,
+}
+
+/// What atomics are atomic against (`enum ibv_atomic_cap`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AtomicScope {
+    /// No atomics.
+    None,
+    /// Against other operations through the same HCA only.
+    Hca,
+    /// Against all, the CPU and other HCAs included.
+    Global,
+}
+
+/// What an HCA's provider can do; constant while the device lives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HcaCapabilities {
+    /// Queue pair types that can be created here.
+    pub queue_pair_types: Vec<QueuePairType>,
+    /// Scope of fetch-add and compare-swap.
+    pub atomics: AtomicScope,
+    /// Whether the iova asked for is honoured (mlx5, rxe) or the provider sets its own (siw).
+    pub iova_honoured: bool,
+    /// Whether dma-buf fds can be registered.
+    pub dma_buf: bool,
+    /// Longest inline payload of a send, bytes.
+    pub max_inline_bytes: u32,
+    /// Most entries of a work queue.
+    pub max_work_requests: u32,
+    /// Most entries of a completion queue.
+    pub max_completions: u32,
+    /// Most memory regions on the HCA.
+    pub max_memory_regions: u32,
+    /// Longest message, bytes (2^31 on most).
+    pub max_message_bytes: u64,
+}
+
+/// 128-bit port address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Gid(pub [u8; 16]);
+
+/// GID types (`gid_attrs/types` of sysfs).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GidType {
+    /// InfiniBand.
+    Ib,
+    /// RoCE v1.
+    RoceV1,
+    /// RoCE v2.
+    RoceV2,
+}
+
+/// One filled row of a port's GID table; empty rows are left out, so indices have gaps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Row in the table.
+    pub gid_index: u16,
+    /// The address.
+    pub gid: Gid,
+    /// Its type.
+    pub gid_type: GidType,
+}
+
+/// Port states (`enum ibv_port_state`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PortState {
+    /// No link.
+    Down,
+    /// Link, not yet configured by the subnet manager.
+    Init,
+    /// Configured, not yet usable.
+    Armed,
+    /// Usable.
+    Active,
+    /// Anything the driver says that is none of these.
+    Unknown,
+}
+
+/// Link layers (`IBV_LINK_LAYER_*`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LinkLayer {
+    /// InfiniBand.
+    InfiniBand,
+    /// Ethernet (RoCE, iWARP).
+    Ethernet,
+    /// Unknown to the driver.
+    Unknown,
+}
+
+/// One port of an HCA now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PortAttributes {
+    /// Counted from 1.
+    pub port_num: u8,
+    /// State.
+    pub state: PortState,
+    /// Link layer.
+    pub link_layer: LinkLayer,
+    /// Rate in Gbit/s.
+    pub rate_gbps: f64,
+    /// LID, 0 on Ethernet.
+    pub lid: u16,
+    /// Path MTU in bytes that this port can use.
+    pub mtu_bytes: u32,
+    /// Filled rows of the GID table.
+    pub gids: Vec<GidEntry>,
+}
+
+/// Asynchronous events (`ibv_get_async_event(3)`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HcaEvent {
+    /// A port became active.
+    PortActive {
+        /// The port.
+        port_num: u8,
+    },
+    /// A port went down.
+    PortDown {
+        /// The port.
+        port_num: u8,
+    },
+    /// The GID table changed.
+    GidChange {
+        /// The port.
+        port_num: u8,
+    },
+    /// A queue pair went into error.
+    QueuePairFatal {
+        /// Its number.
+        qp_num: u32,
+    },
+    /// The device is unusable; everything on it is gone.
+    DeviceFatal,
+}
+
+/// Identity of a completion queue on its HCA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CqId(pub u64);
+
+/// Memory that an HCA can register: an fd, never an address.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum MemorySource<'a> {
+    /// A dma-buf of GPU memory.
+    DmaBuf {
+        /// The dma-buf.
+        fd: BorrowedFd<'a>,
+        /// Start of the range in it, bytes.
+        offset: u64,
+        /// Length, bytes.
+        len_bytes: u64,
+    },
+    /// A sealed memfd of host memory.
+    Host {
+        /// The memfd; SHRINK sealed, so that no page can vanish.
+        fd: BorrowedFd<'a>,
+        /// Start of the range in it, bytes.
+        offset: u64,
+        /// Length, bytes.
+        len_bytes: u64,
+    },
+}
+
+/// One RDMA device. Cold calls; each may block on the driver.
+pub trait Hca: Send + Sync {
+    /// Name as verbs gives it (`mlx5_0`).
+    fn name(&self) -> &str;
+
+    /// What it can do.
+    fn capabilities(&self) -> HcaCapabilities;
+
+    /// Its ports, now.
+    ///
+    /// # Errors
+    /// `Gone`, `Driver`.
+    fn ports(&self) -> Result<Vec<PortAttributes>, HcaError>;
+
+    /// A new protection domain.
+    ///
+    /// # Errors
+    /// `Exhausted`, `Gone`, `Driver`.
+    fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, HcaError>;
+
+    /// A completion queue of at least `depth` entries.
+    ///
+    /// # Errors
+    /// `Invalid` (depth 0 or above the capability), `Exhausted`, `Gone`, `Driver`.
+    fn create_cq(&self, depth: u32) -> Result<Box<dyn CompletionQueue>, HcaError>;
+
+    /// Takes the asynchronous events since the last call; does not block.
+    fn take_events(&self) -> Vec<HcaEvent>;
+}
+
+/// A protection domain: the wall between tenants. It ends when it and all made in it are dropped.
+pub trait ProtectionDomain: Send + Sync {
+    /// Registers a range of memory. `iova` is the wire address asked for its first byte; the region
+    /// tells the one that holds. The fd may be closed after.
+    ///
+    /// # Errors
+    /// `Invalid` (range outside of the memory, remote write without local write), `Unsupported`
+    /// (dma-buf on a provider without), `Exhausted`, `Gone`, `Driver`.
+    fn register(&self, source: MemorySource<'_>, access: Access, iova: u64) -> Result<Box<dyn MemoryRegion>, HcaError>;
+
+    /// A queue pair in RESET whose completions go to `cq` of the same HCA.
+    ///
+    /// # Errors
+    /// `Invalid` (unknown CQ, depth above the capability), `Unsupported` (type), `Exhausted`, `Gone`, `Driver`.
+    fn create_queue_pair(&self, cq: CqId, config: &QueuePairConfig) -> Result<QueuePairParts, HcaError>;
+}
+
+/// A registered range. From the return of `deregister` (or drop) on no operation reaches the memory through it.
+pub trait MemoryRegion: Send + Sync {
+    /// Local key.
+    fn lkey(&self) -> u32;
+    /// Remote key: a capability, never logged.
+    fn rkey(&self) -> u32;
+    /// Wire address of its first byte.
+    fn iova(&self) -> u64;
+    /// Length in bytes.
+    fn len_bytes(&self) -> u64;
+    /// Rights it was made with.
+    fn access(&self) -> Access;
+
+    /// Ends it and says whether the driver agreed; drop does the same silently.
+    ///
+    /// # Errors
+    /// `Driver`, `Gone`. The region is given up either way.
+    fn deregister(self: Box<Self>) -> Result<(), HcaError>;
+}
+
+/// What a queue pair is made with (`struct ibv_qp_init_attr`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueuePairConfig {
+    /// Type.
+    pub qp_type: QueuePairType,
+    /// Most sends outstanding.
+    pub send_depth: u32,
+    /// Most receives outstanding.
+    pub recv_depth: u32,
+    /// Inline payload wanted, bytes.
+    pub inline_bytes: u32,
+    /// Port, counted from 1.
+    pub port_num: u8,
+}
+
+/// Address of one side of a connection, exchanged by the job's own means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Queue pair number, 24 bits.
+    pub qp_num: u32,
+    /// Port it is on.
+    pub port_num: u8,
+    /// GID of that port, zero where LIDs are used.
+    pub gid: Gid,
+    /// Row of `gid` in the owner's table.
+    pub gid_index: u16,
+    /// LID, 0 on Ethernet.
+    pub lid: u16,
+    /// First packet sequence number, 24 bits.
+    pub psn: u32,
+    /// Path MTU in bytes.
+    pub mtu_bytes: u32,
+    /// Link layer of the port.
+    pub link_layer: LinkLayer,
+}
+
+/// A new queue pair: its control side, shared, and its posting side, with one owner.
+pub struct QueuePairParts {
+    /// State, connection, teardown.
+    pub control: Arc<dyn QueuePair>,
+    /// Posting.
+    pub work: Box<dyn WorkQueue>,
+}
+
+impl std::fmt::Debug for QueuePairParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QueuePairParts").field("qp_num", &self.control.qp_num()).finish_non_exhaustive()
+    }
+}
+
+/// Control side of a queue pair. It is destroyed when control and work side are both dropped.
+pub trait QueuePair: Send + Sync {
+    /// Its number.
+    fn qp_num(&self) -> u32;
+
+    /// Its state as the device has it.
+    ///
+    /// # Errors
+    /// `Gone`, `Driver`.
+    fn state(&self) -> Result<QueuePairState, HcaError>;
+
+    /// RESET to INIT: receives may be posted.
+    ///
+    /// # Errors
+    /// `Invalid` (other state, unknown port), `Gone`, `Driver`.
+    fn to_init(&self) -> Result<(), HcaError>;
+
+    /// What the peer needs to connect. Valid from INIT on.
+    ///
+    /// # Errors
+    /// `Invalid` (no usable GID or LID on the port), `Gone`, `Driver`.
+    fn endpoint(&self) -> Result<Endpoint, HcaError>;
+
+    /// INIT to RTR and RTS against `remote` (RC), or to RTS with no peer (UD: `remote` is ignored).
+    ///
+    /// # Errors
+    /// `Invalid` (other state, link layers differ, MTU unknown), `Gone`, `Driver`.
+    fn connect(&self, remote: &Endpoint) -> Result<(), HcaError>;
+
+    /// To ERR from any state: posted work completes as flushed.
+    ///
+    /// # Errors
+    /// `Gone`, `Driver`.
+    fn to_error(&self) -> Result<(), HcaError>;
+}
+
+/// Posting side of a queue pair: one owner, no allocation, no blocking.
+pub trait WorkQueue: Send {
+    /// Queues sends in order; returns how many were taken with the error of the first refused, as
+    /// ibv_post_send(3) does through `bad_wr`.
+    ///
+    /// # Errors
+    /// The count taken and the reason of the first one refused.
+    fn post_send(&mut self, requests: &[WorkRequest]) -> Result<(), (usize, PostError)>;
+
+    /// Queues receives in order, as ibv_post_recv(3).
+    ///
+    /// # Errors
+    /// The count taken and the reason of the first one refused.
+    fn post_recv(&mut self, requests: &[ReceiveRequest]) -> Result<(), (usize, PostError)>;
+}
+
+/// A completion queue: one owner, polled without blocking.
+pub trait CompletionQueue: Send {
+    /// Identity on its HCA.
+    fn id(&self) -> CqId;
+
+    /// Fills `out` from its start with what has completed and returns how many.
+    ///
+    /// # Errors
+    /// `Gone` (overrun included), `Driver`.
+    fn poll(&mut self, out: &mut [WorkCompletion]) -> Result<usize, HcaError>;
+
+    /// An fd that becomes readable once a completion arrives after [`CompletionQueue::arm`], for a thread that
+    /// wants to sleep. `None`: the backend can only be polled.
+    fn event_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Asks for one event at the next completion (ibv_req_notify_cq(3)); poll once more after it before sleeping.
+    ///
+    /// # Errors
+    /// `Gone`, `Driver`.
+    fn arm(&mut self) -> Result<(), HcaError>;
+}
