@@ -1,2 +1,25 @@
 //! Shared-memory segments with checked volatile copies and futex wake.
+//!
+//! Role: the one place where gdrd maps memory that another process may change at any time. It
+//! hands out bytes only by copy and words only as atomics, never a reference to shared bytes, so
+//! that its users need no unsafe code and no peer can break their invariants.
+//!
+//! Owner of state: each [`Segment`] owns its file descriptor and its mapping, and unmaps in `Drop`;
+//! [`SharedU32`], [`SharedU64`] and [`SharedSlots`] keep their segment alive.
+//!
+//! It must not know what the bytes mean: rings, buffers and generations live in its users.
 #![allow(unsafe_code)]
+
+mod error;
+mod futex;
+pub mod pingpong;
+mod raw;
+mod seal;
+mod segment;
+mod shared;
+
+pub use error::ShmError;
+pub use futex::{WaitOutcome, futex_wait, futex_wake};
+pub use seal::{Seals, add_seals, seals};
+pub use segment::{Access, MapOptions, Segment, SegmentOptions};
+pub use shared::{SharedSlots, SharedU32, SharedU64};
