@@ -29,6 +29,20 @@ impl Access {
         Self { local_write: true, remote_write: true, remote_read: true, remote_atomic: true, relaxed_ordering: true };
 }
 
+/// Transport retries of an RC queue pair before [`crate::WorkStatus::RetryExceeded`] (`retry_cnt`, ibv_modify_qp(3)).
+pub const RETRY_COUNT: u8 = 7;
+
+/// Receiver-not-ready retries of an RC queue pair (`rnr_retry`); 7 means without end, so that a message waits
+/// until the peer posts a receive, and its own owner ends the wait by moving the queue pair to ERR.
+pub const RNR_RETRY: u8 = 7;
+
+/// Local ACK timeout of an RC queue pair (`timeout`): 4.096 us times 2^14, about 67 ms a try.
+pub const ACK_TIMEOUT_EXPONENT: u8 = 14;
+
+/// Bytes in front of every message that a UD queue pair receives (global route header, InfiniBand
+/// specification vol. 1, 8.3).
+pub const GRH_BYTES: u32 = 40;
+
 /// Queue pair types (`enum ibv_qp_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -252,6 +266,12 @@ pub trait Hca: Send + Sync {
 
     /// Takes the asynchronous events since the last call; does not block.
     fn take_events(&self) -> Vec<HcaEvent>;
+
+    /// An fd that is readable while [`Hca::take_events`] has something to give, so that nobody polls for
+    /// events (`async_fd` of `struct ibv_context`). `None`: the backend never has events.
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// A protection domain: the wall between tenants. It ends when it and all made in it are dropped.
@@ -364,10 +384,13 @@ pub trait QueuePair: Send + Sync {
     /// `Invalid` (no usable GID or LID on the port), `Gone`, `Driver`.
     fn endpoint(&self) -> Result<Endpoint, HcaError>;
 
-    /// INIT to RTR and RTS against `remote` (RC), or to RTS with no peer (UD: `remote` is ignored).
+    /// INIT to RTR and RTS. RC: against `remote`, with [`RETRY_COUNT`] and [`RNR_RETRY`]; the path MTU is the
+    /// smaller of both ends'. UD: receives from anyone; `remote` is the one address that sends go to
+    /// (an address handle is made of it), and received messages start [`GRH_BYTES`] into the buffer.
     ///
     /// # Errors
-    /// `Invalid` (other state, link layers differ, MTU unknown), `Gone`, `Driver`.
+    /// `Invalid` (other state, link layers differ, MTU unknown), `Gone`, `Driver` (on Ethernet also when
+    /// the GID cannot be resolved).
     fn connect(&self, remote: &Endpoint) -> Result<(), HcaError>;
 
     /// To ERR from any state: posted work completes as flushed.
@@ -408,7 +431,8 @@ pub trait CompletionQueue: Send {
     /// wants to sleep. `None`: the backend can only be polled.
     fn event_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Asks for one event at the next completion (ibv_req_notify_cq(3)); poll once more after it before sleeping.
+    /// Asks for one event at the next completion (ibv_req_notify_cq(3)) and takes back the readiness that an
+    /// earlier event left on the fd. Completions that are there already make none: poll once more before sleeping.
     ///
     /// # Errors
     /// `Gone`, `Driver`.

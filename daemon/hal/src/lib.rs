@@ -16,9 +16,9 @@ mod work;
 pub use error::{GpuMemoryError, HcaError, PostError};
 pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid};
 pub use hca::{
-    Access, AtomicScope, CompletionQueue, CqId, Endpoint, Gid, GidEntry, GidType, Hca, HcaCapabilities, HcaEvent,
-    LinkLayer, MemoryRegion, MemorySource, PortAttributes, PortState, ProtectionDomain, QueuePair, QueuePairConfig,
-    QueuePairParts, QueuePairState, QueuePairType, WorkQueue,
+    ACK_TIMEOUT_EXPONENT, Access, AtomicScope, CompletionQueue, CqId, Endpoint, GRH_BYTES, Gid, GidEntry, GidType, Hca,
+    HcaCapabilities, HcaEvent, LinkLayer, MemoryRegion, MemorySource, PortAttributes, PortState, ProtectionDomain,
+    QueuePair, QueuePairConfig, QueuePairParts, QueuePairState, QueuePairType, RETRY_COUNT, RNR_RETRY, WorkQueue,
 };
 pub use work::{
     LocalSpan, MAX_INLINE_BYTES, Opcode, ReceiveRequest, RemoteSpan, WorkCompletion, WorkRequest, WorkStatus,

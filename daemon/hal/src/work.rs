@@ -22,7 +22,8 @@ pub enum Opcode {
     /// Stores `operand` in the remote u64 if it equals `compare`; the old value lands in the local span.
     CompareSwap,
     /// Completes once earlier writes of this queue pair are visible at the remote memory
-    /// (the FLUSH verb, or a read after the writes).
+    /// (the FLUSH verb, or a read after the writes). `remote` names readable memory of the peer, `local` at
+    /// least one byte where a provider without the verb lands its read; their content after it is unspecified.
     Flush,
     /// A receive (only in completions).
     Recv,
