@@ -10,9 +10,7 @@ use crate::seal::Seals;
 #[non_exhaustive]
 pub enum ShmError {
     /// A range that does not lie in the segment. The caller's fault.
-    #[error(
-        "range of {len_bytes} bytes at offset {offset} is outside the segment of {segment_len_bytes} bytes"
-    )]
+    #[error("range of {len_bytes} bytes at offset {offset} is outside the segment of {segment_len_bytes} bytes")]
     OutOfRange {
         /// Start of the range asked for.
         offset: u64,
@@ -33,9 +31,7 @@ pub enum ShmError {
     #[error("the segment is mapped read-only")]
     ReadOnly,
     /// A length that cannot be mapped: zero, more than the address space, or more than allowed.
-    #[error(
-        "a segment of {len_bytes} bytes cannot be mapped: between 1 and {max_bytes} are allowed"
-    )]
+    #[error("a segment of {len_bytes} bytes cannot be mapped: between 1 and {max_bytes} are allowed")]
     Length {
         /// Length asked for, or found in the descriptor.
         len_bytes: u64,

@@ -25,11 +25,7 @@ pub enum WaitOutcome {
 ///
 /// # Errors
 /// [`ShmError::Kernel`] with what futex(2) answers but `EAGAIN`, `EINTR` and `ETIMEDOUT`.
-pub fn futex_wait(
-    word: &AtomicU32,
-    expected: u32,
-    timeout: Option<Duration>,
-) -> Result<WaitOutcome, ShmError> {
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> Result<WaitOutcome, ShmError> {
     // A timeout longer than the kernel can hold is as good as none.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match futex::wait(word, Flags::empty(), expected, timeout.as_ref()) {
@@ -48,9 +44,5 @@ pub fn futex_wake(word: &AtomicU32, count: u32) -> Result<usize, ShmError> {
 }
 
 fn refused(call: &'static str, source: Errno) -> ShmError {
-    ShmError::Kernel {
-        call,
-        len_bytes: 4,
-        source,
-    }
+    ShmError::Kernel { call, len_bytes: 4, source }
 }

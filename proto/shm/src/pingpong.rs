@@ -21,11 +21,7 @@ const POLLS_PER_LOOK: u32 = 1 << 16;
 ///
 /// # Errors
 /// [`ShmError`] when the segment is too short or read-only.
-pub fn measure(
-    segment: &Segment,
-    rounds: u32,
-    patience: Duration,
-) -> Result<Option<Vec<Duration>>, ShmError> {
+pub fn measure(segment: &Segment, rounds: u32, patience: Duration) -> Result<Option<Vec<Duration>>, ShmError> {
     let ping = segment.atomic_u32(PING)?;
     let pong = segment.atomic_u32(PONG)?;
     let mut times = Vec::with_capacity(rounds as usize);

@@ -105,13 +105,7 @@ unsafe fn copy_bytes(src: *const u8, dst: *mut u8, len: usize) {
     // SAFETY: [0, head) lies in the ranges of our caller's contract.
     unsafe { copy_each_byte(src, dst, head) };
     // SAFETY: [head, tail) lies in those ranges; `head` aligns both pointers, or `words` is 0.
-    unsafe {
-        copy_words(
-            src.wrapping_add(head).cast(),
-            dst.wrapping_add(head).cast(),
-            words,
-        )
-    };
+    unsafe { copy_words(src.wrapping_add(head).cast(), dst.wrapping_add(head).cast(), words) };
     // SAFETY: [tail, len) lies in those ranges.
     unsafe { copy_each_byte(src.wrapping_add(tail), dst.wrapping_add(tail), len - tail) };
 }

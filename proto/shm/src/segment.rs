@@ -44,12 +44,7 @@ impl SegmentOptions {
     /// allocated at first touch.
     #[must_use]
     pub fn new(len_bytes: u64) -> Self {
-        Self {
-            len_bytes,
-            seals: Seals::SHRINK | Seals::GROW | Seals::SEAL,
-            huge_pages: false,
-            populate: false,
-        }
+        Self { len_bytes, seals: Seals::SHRINK | Seals::GROW | Seals::SEAL, huge_pages: false, populate: false }
     }
 
     /// Seals put on the file once it is mapped; SHRINK is added in any case. With `FUTURE_WRITE`
@@ -83,13 +78,7 @@ impl SegmentOptions {
     /// memfd_create(2), ftruncate(2), mmap(2) or fcntl(2) answered.
     pub fn create(&self, name: &str) -> Result<Segment, ShmError> {
         let len = mappable(self.len_bytes, MAX_LEN_BYTES)?;
-        let kernel = |call| {
-            move |source| ShmError::Kernel {
-                call,
-                len_bytes: self.len_bytes,
-                source,
-            }
-        };
+        let kernel = |call| move |source| ShmError::Kernel { call, len_bytes: self.len_bytes, source };
         let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         flags.set(MemfdFlags::HUGETLB, self.huge_pages);
         let fd = rustix::fs::memfd_create(name, flags).map_err(kernel("memfd_create"))?;
@@ -115,12 +104,7 @@ impl MapOptions {
     /// Maps with `access`, ordinary pages only, any length.
     #[must_use]
     pub fn new(access: Access) -> Self {
-        Self {
-            access,
-            populate: false,
-            huge_pages: false,
-            max_len_bytes: MAX_LEN_BYTES,
-        }
+        Self { access, populate: false, huge_pages: false, max_len_bytes: MAX_LEN_BYTES }
     }
 
     /// Allocates and maps all pages now. Only for a sender whose length is bounded by other means.
@@ -157,13 +141,7 @@ impl MapOptions {
         if !found.contains(Seals::SHRINK) {
             return Err(ShmError::NotSealed { found });
         }
-        let kernel = |call| {
-            move |source| ShmError::Kernel {
-                call,
-                len_bytes: 0,
-                source,
-            }
-        };
+        let kernel = |call| move |source| ShmError::Kernel { call, len_bytes: 0, source };
         let file_system = rustix::fs::fstatfs(&fd).map_err(kernel("fstatfs"))?;
         let is_huge = u64::try_from(file_system.f_type) == Ok(HUGETLBFS_MAGIC);
         if is_huge && !self.huge_pages {
@@ -235,8 +213,7 @@ impl Segment {
     /// # Errors
     /// [`ShmError::Kernel`] with `EMFILE` when the process has no descriptor left.
     pub fn try_clone_fd(&self) -> Result<OwnedFd, ShmError> {
-        rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
-            .map_err(|source| self.refused("fcntl(F_DUPFD_CLOEXEC)", source))
+        rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(|source| self.refused("fcntl(F_DUPFD_CLOEXEC)", source))
     }
 
     /// Copies the bytes at `offset` into `to`, each read exactly once. Under a concurrent writer
@@ -272,13 +249,7 @@ impl Segment {
     ///
     /// # Errors
     /// [`ShmError::OutOfRange`] for either range, [`ShmError::ReadOnly`]; then nothing was copied.
-    pub fn copy_to(
-        &self,
-        offset: u64,
-        to: &Segment,
-        to_offset: u64,
-        len_bytes: u64,
-    ) -> Result<(), ShmError> {
+    pub fn copy_to(&self, offset: u64, to: &Segment, to_offset: u64, len_bytes: u64) -> Result<(), ShmError> {
         let from = self.pointer(offset, len_bytes)?;
         let to = to.pointer_mut(to_offset, len_bytes)?;
         let len = usize_of(len_bytes);
@@ -375,22 +346,14 @@ impl Segment {
         let segment_len_bytes = self.len_bytes();
         match offset.checked_add(len_bytes) {
             Some(end) if end <= segment_len_bytes => Ok(()),
-            _ => Err(ShmError::OutOfRange {
-                offset,
-                len_bytes,
-                segment_len_bytes,
-            }),
+            _ => Err(ShmError::OutOfRange { offset, len_bytes, segment_len_bytes }),
         }
     }
 
     /// The start of a range that lies in the mapping.
     pub(crate) fn pointer(&self, offset: u64, len_bytes: u64) -> Result<*const u8, ShmError> {
         self.check_range(offset, len_bytes)?;
-        Ok(self
-            .base
-            .as_ptr()
-            .wrapping_add(usize_of(offset))
-            .cast_const())
+        Ok(self.base.as_ptr().wrapping_add(usize_of(offset)).cast_const())
     }
 
     /// The start of a range that lies in the mapping, which is writable.
@@ -404,19 +367,12 @@ impl Segment {
     pub(crate) fn check_aligned(&self, offset: u64, align_bytes: u64) -> Result<(), ShmError> {
         match offset.is_multiple_of(align_bytes) {
             true => Ok(()),
-            false => Err(ShmError::Misaligned {
-                offset,
-                align_bytes,
-            }),
+            false => Err(ShmError::Misaligned { offset, align_bytes }),
         }
     }
 
     fn refused(&self, call: &'static str, source: Errno) -> ShmError {
-        ShmError::Kernel {
-            call,
-            len_bytes: self.len_bytes(),
-            source,
-        }
+        ShmError::Kernel { call, len_bytes: self.len_bytes(), source }
     }
 }
 
@@ -461,18 +417,10 @@ fn mappable(len_bytes: u64, max_bytes: u64) -> Result<NonZeroUsize, ShmError> {
         .filter(|len| *len <= max_bytes)
         .and_then(|len| usize::try_from(len).ok())
         .and_then(NonZeroUsize::new)
-        .ok_or(ShmError::Length {
-            len_bytes,
-            max_bytes,
-        })
+        .ok_or(ShmError::Length { len_bytes, max_bytes })
 }
 
-fn map_whole(
-    fd: OwnedFd,
-    len: NonZeroUsize,
-    access: Access,
-    populate: bool,
-) -> Result<Segment, ShmError> {
+fn map_whole(fd: OwnedFd, len: NonZeroUsize, access: Access, populate: bool) -> Result<Segment, ShmError> {
     let protection = match access {
         Access::ReadOnly => ProtFlags::READ,
         Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
@@ -480,22 +428,13 @@ fn map_whole(
     let mut flags = MapFlags::SHARED;
     flags.set(MapFlags::POPULATE, populate);
     let len = len.get();
-    let refused = |source| ShmError::Kernel {
-        call: "mmap",
-        len_bytes: len as u64,
-        source,
-    };
+    let refused = |source| ShmError::Kernel { call: "mmap", len_bytes: len as u64, source };
     // SAFETY: without MAP_FIXED the kernel picks a free range, so no mapping of ours is replaced.
     // That the pages stay is upheld by F_SEAL_SHRINK, which both callers have seen on `fd`.
     let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, protection, flags, &fd, 0) };
     let base = NonNull::new(base.map_err(refused)?.cast::<u8>());
     let base = base.ok_or_else(|| refused(Errno::NOMEM))?;
-    Ok(Segment {
-        base,
-        len,
-        access,
-        fd,
-    })
+    Ok(Segment { base, len, access, fd })
 }
 
 /// A length or offset that a range check has already compared with a mapping's length.

@@ -23,10 +23,7 @@ macro_rules! shared_word {
             /// # Errors
             #[doc = concat!("As [`Segment::", stringify!($getter), "`].")]
             pub fn new(segment: &Arc<Segment>, offset: u64) -> Result<Self, ShmError> {
-                Ok(Self {
-                    word: NonNull::from(segment.$getter(offset)?),
-                    _segment: Arc::clone(segment),
-                })
+                Ok(Self { word: NonNull::from(segment.$getter(offset)?), _segment: Arc::clone(segment) })
             }
         }
 
@@ -78,11 +75,7 @@ impl<const WORDS: usize> SharedSlots<WORDS> {
         let len_bytes = u64::from(count) * (WORDS as u64) * 8;
         let base = segment.pointer_mut(offset, len_bytes)?.cast::<u64>();
         let base = NonNull::new(base).ok_or(ShmError::ReadOnly)?;
-        Ok(Self {
-            base,
-            mask: count - 1,
-            _segment: Arc::clone(segment),
-        })
+        Ok(Self { base, mask: count - 1, _segment: Arc::clone(segment) })
     }
 
     /// Copies slot `index` modulo the count out of shared memory, each word read exactly once.
@@ -117,10 +110,7 @@ impl<const WORDS: usize> SharedSlots<WORDS> {
 
 impl<const WORDS: usize> fmt::Debug for SharedSlots<WORDS> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("SharedSlots")
-            .field("words", &WORDS)
-            .field("mask", &self.mask)
-            .finish_non_exhaustive()
+        out.debug_struct("SharedSlots").field("words", &WORDS).field("mask", &self.mask).finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,38 @@
+//! Every manifest takes what it shares from the workspace.
+
+use std::fs;
+
+use gdrd_house::{root, workspace};
+
+/// Lines that each member's manifest holds, whole.
+const INHERITED: &[&str] = &[
+    "version.workspace = true",
+    "edition.workspace = true",
+    "rust-version.workspace = true",
+    "license.workspace = true",
+    "[lints]\nworkspace = true",
+];
+
+#[test]
+fn every_crate_inherits_versions_licence_and_lints() {
+    let workspace = workspace::read(&root()).expect("cargo metadata reads this workspace");
+    for member in &workspace.members {
+        let path = member.folder.join("Cargo.toml");
+        let text = fs::read_to_string(&path).expect("cargo names existing manifests");
+        for line in INHERITED {
+            assert!(text.contains(line), "{} lacks '{line}'", path.display());
+        }
+    }
+}
+
+#[test]
+fn no_dependency_asks_for_a_later_rust_than_ours() {
+    let workspace = workspace::read(&root()).expect("cargo metadata reads this workspace");
+    let later: Vec<String> = workspace
+        .foreign_rust
+        .iter()
+        .filter(|(_, version)| *version > workspace.least_rust)
+        .map(|(name, version)| format!("{name} asks for Rust {version}, the workspace for {}", workspace.least_rust))
+        .collect();
+    assert_eq!(later, Vec::<String>::new());
+}
