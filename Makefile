@@ -10,11 +10,12 @@ DESTDIR    ?=
 # Where the binaries to install come from.
 BUILD_DIR  ?= target/release
 
-BINDIR      := $(PREFIX)/bin
-LIBDIR      := $(PREFIX)/lib
-UNITDIR     ?= $(LIBDIR)/systemd/system
-SYSUSERSDIR ?= $(LIBDIR)/sysusers.d
-TMPFILESDIR ?= $(LIBDIR)/tmpfiles.d
+# systemd looks into these folders below /usr, /usr/local and /etc only; give them for another PREFIX.
+UNITDIR     ?= $(PREFIX)/lib/systemd/system
+SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
+TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
+
+export PREFIX SYSCONFDIR DESTDIR BUILD_DIR UNITDIR SYSUSERSDIR TMPFILESDIR
 
 .PHONY: help
 help: ## list the targets
@@ -43,3 +44,22 @@ lint: ## format, clippy, layers, docs, licences, shell scripts: all as errors
 .PHONY: setup
 setup: ## install what the targets above need (apt), and check the Rust version
 	@scripts/setup.sh build test lint
+
+.PHONY: release
+release: ## build the binaries that `make install` puts in place
+	@scripts/setup.sh build
+	cargo build --locked --release -p gdrd -p gdrctl
+
+# `sudo make install` after `make release`: the build belongs to the user, not to root.
+.PHONY: install
+install: ## install under PREFIX (/usr/local), below DESTDIR if set: binaries, units, users, folders, configuration
+	@if [ -z "$$SUDO_USER" ] || [ ! -x '$(BUILD_DIR)/gdrd' ]; then $(MAKE) --no-print-directory release; fi
+	@$(MAKE) --no-print-directory install-files
+
+.PHONY: install-files
+install-files:
+	@scripts/install.sh install
+
+.PHONY: uninstall
+uninstall: ## remove what `make install` put in place; the configuration stays
+	@scripts/install.sh uninstall

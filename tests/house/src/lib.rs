@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod layers;
+pub mod sources;
 pub mod workspace;
 
 use std::path::{Path, PathBuf};
