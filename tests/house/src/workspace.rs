@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use cargo_metadata::semver::Version;
 use cargo_metadata::{DependencyKind, MetadataCommand, PackageId};
 
 /// When a dependency is there: `Normal` also stands for build scripts, whose output ends up in the crate.
@@ -42,6 +43,10 @@ pub struct Workspace {
     pub members: Vec<Member>,
     /// All arrows, in no order.
     pub arrows: Vec<Arrow>,
+    /// The least Rust version that the members name.
+    pub least_rust: Version,
+    /// The least Rust version of each crate from outside that names one, with its name.
+    pub foreign_rust: Vec<(String, Version)>,
 }
 
 /// Why the graph could not be read.
@@ -98,8 +103,21 @@ pub fn read(root: &Path) -> Result<Workspace, Error> {
             })
         })
         .collect();
-    let members = metadata.workspace_packages().into_iter().map(member_of).collect();
-    Ok(Workspace { members, arrows })
+    let members = metadata.workspace_packages();
+    let least_rust = members.iter().filter_map(|package| package.rust_version.clone()).min();
+    let foreign_rust = resolve
+        .nodes
+        .iter()
+        .map(|node| &metadata[&node.id])
+        .filter(|package| package.source.is_some())
+        .filter_map(|package| Some((package.name.to_string(), package.rust_version.clone()?)))
+        .collect();
+    Ok(Workspace {
+        members: members.into_iter().map(member_of).collect(),
+        arrows,
+        least_rust: least_rust.ok_or_else(|| absent("rust-version"))?,
+        foreign_rust,
+    })
 }
 
 fn kind_of(kind: DependencyKind) -> Kind {
