@@ -11,8 +11,8 @@ pub const MAX_SOURCE_LINES: usize = 500;
 pub const UNSAFE_CRATES: &[&str] =
     &["gdrd-shm", "gdrd-ring", "gdrd-verbs", "gdrd-cuda", "gdrd-nvml", "gdrd-client-sys", "gdrd-capi", "gdrd-python"];
 
-/// Folders that hold nothing of ours, at any depth.
-const FOREIGN_FOLDERS: &[&str] = &["target", ".git", "__pycache__", ".venv", "node_modules"];
+/// Names of folders and files, at any depth, that hold none of our words: what tools make, and what was captured elsewhere.
+const FOREIGN_NAMES: &[&str] = &["target", ".git", "__pycache__", ".venv", "fixtures"];
 
 /// One text file of the tree.
 #[derive(Clone, Debug)]
@@ -35,13 +35,16 @@ pub fn read_tree(root: &Path) -> io::Result<Vec<Source>> {
             let entry = entry?;
             let path = entry.path();
             let kind = entry.file_type()?;
-            if kind.is_dir() && !FOREIGN_FOLDERS.iter().any(|foreign| entry.file_name() == *foreign) {
+            if FOREIGN_NAMES.iter().any(|foreign| entry.file_name() == *foreign) {
+                continue;
+            }
+            if kind.is_dir() {
                 open.push(path);
-            } else if kind.is_file() {
-                if let Ok(text) = String::from_utf8(fs::read(&path)?) {
-                    let path = path.strip_prefix(root).expect("the walk started at root").to_path_buf();
-                    found.push(Source { path, text });
-                }
+            } else if kind.is_file()
+                && let Ok(text) = String::from_utf8(fs::read(&path)?)
+            {
+                let path = path.strip_prefix(root).expect("the walk started at root").to_path_buf();
+                found.push(Source { path, text });
             }
         }
     }
