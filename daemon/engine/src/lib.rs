@@ -1,2 +1,41 @@
-//! Tenants, sessions, leases, pools, registrations and the broker.
+//! The engine: tenants, sessions, leases, pools, registrations and queue pairs of one host.
+//!
+//! Role: decides who may use which GPU memory through which HCA, and makes it so. [`Engine`] is the
+//! handle that the server uses; calls return at once or as a [`Call`] that any executor can await.
+//!
+//! Owner of state: the state machine (module `core`) holds every decision as plain ids and is pure;
+//! the runtime holds the objects of `gdrd-hal` behind those ids and runs what may block on its own
+//! threads.
+//!
+//! Must not know: gRPC, sockets, tokio, or which backend serves the hardware.
 #![forbid(unsafe_code)]
+
+#[allow(dead_code)]
+mod call;
+mod config;
+mod engine;
+mod error;
+mod ids;
+mod lease;
+mod peer;
+mod plan;
+mod policy;
+mod queue_pair;
+mod session;
+mod stats;
+
+pub use call::{Call, Undo};
+pub use config::{BrokerConfig, EngineConfig, GpuProof, Limits, PoolConfig, Timeouts};
+pub use engine::{Engine, Hardware};
+pub use error::{EngineError, ErrorKind};
+pub use ids::{DeviceNumber, Generation, LeaseId, QueuePairId, RemoteKey, SessionId, SlotId, Token};
+pub use lease::{
+    AcquireRequest, LeaseEvent, LeaseEventKind, LeaseGrant, LeaseInfo, LeasePage, LeaseState, MemoryKind, MemoryPlace,
+    RegistrationInfo,
+};
+pub use peer::{Peer, TenantKey};
+pub use plan::{HostPlan, PlannedGpu};
+pub use policy::{Policy, Prewarm, Quota, Rule, Subject};
+pub use queue_pair::{QueuePairGrant, QueuePairInfo, QueuePairPage, QueuePairRequest};
+pub use session::{SessionEvent, SessionOpened, Viewer};
+pub use stats::Stat;

@@ -1,0 +1,27 @@
+//! What the engine needs to know of the host's topology: GPUs, and the HCAs each is paired with.
+
+use gdrd_hal::GpuUuid;
+
+/// One GPU and its pairing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedGpu {
+    /// `GPU0`, `GPU1`, … in PCI order.
+    pub name: String,
+    /// Identity; what the GPU-memory backend knows it by.
+    pub uuid: GpuUuid,
+    /// PCI function, as the topology prints it.
+    pub bdf: String,
+    /// NUMA node, where known.
+    pub numa_node: Option<u32>,
+    /// HCAs assigned to it, best first.
+    pub hcas: Vec<String>,
+}
+
+/// The pairing of a host's GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HostPlan {
+    /// Generation of the topology it was made from.
+    pub generation: u64,
+    /// GPUs in PCI order.
+    pub gpus: Vec<PlannedGpu>,
+}
