@@ -11,9 +11,9 @@ DESTDIR    ?=
 BUILD_DIR  ?= target/release
 
 # systemd looks into these folders below /usr, /usr/local and /etc only; give them for another PREFIX.
-UNITDIR     ?= $(PREFIX)/lib/systemd/system
-SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
-TMPFILESDIR ?= $(PREFIX)/lib/tmpfiles.d
+UNITDIR     := $(PREFIX)/lib/systemd/system
+SYSUSERSDIR := $(PREFIX)/lib/sysusers.d
+TMPFILESDIR := $(PREFIX)/lib/tmpfiles.d
 
 export PREFIX SYSCONFDIR DESTDIR BUILD_DIR UNITDIR SYSUSERSDIR TMPFILESDIR
 

@@ -1,6 +1,7 @@
 //! `make install` into a staged root, and systemd's own opinion of the units that it put there.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,10 @@ impl Stage {
     }
 
     fn make(&self, target: &str, prefix: &str) {
+        // Not the variables of the make that runs the tests.
         let output = Command::new("make")
+            .env_clear()
+            .env("PATH", env::var_os("PATH").unwrap_or_default())
             .arg("--no-print-directory")
             .arg(target)
             .arg(format!("DESTDIR={}", self.dest.path().display()))
