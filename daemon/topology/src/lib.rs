@@ -1,2 +1,37 @@
 //! PCIe topology of a host, P2P levels, GPU-NIC pairing and advice.
+//!
+//! A library of its own: no unsafe, no tokio, no knowledge of buffers or leases.
+//!
+//! # Reading a host
+//! Every input gives the same [`model::Snapshot`] `{ generation, source, host }`, immutable:
+//! - [`profile::builtin`]`("dgx-a100")`, [`profile::builtin_names`], [`profile::snapshot`] for text of the
+//!   host profile format (docs/host-profile.md), [`profile::render`] to write one.
+//!
+//! # The model
+//! [`model::Host`] has `gpus` (in PCI order, named `GPU0`…, with `uuid()`, `memory_bytes`, `device_node`,
+//! `bdf`, `numa`), `hcas` (verbs name, `ports` with `port_num`, `state`, `link_layer`, `rate_gbps`, `gids`;
+//! `card`, `bond`, `origin`), `netdevs`, `drives`, `nvlinks`, `functions` (the PCI tree) and `warnings`.
+//! [`model::GpuId`] and [`model::HcaId`] are places in these lists and hold for one snapshot only;
+//! [`model::Host::find_gpu`] takes name, uuid or address, [`model::Host::find_hca`] name or address.
+//!
+//! # Questions
+//! - [`model::Host::gpu_hca_level`], `gpu_level`, `hca_level`: [`level::Level`], `None` where nothing is known.
+//! - [`model::Host::nvlink_kind`], [`model::Host::nvlinks_between`].
+//!
+//! # Adding a reader
+//! A reader is a module that fills a [`model::RawHost`] with what its input lists and hands it to
+//! [`assemble::assemble`], which concludes roles, GPUs, cards and bonds the same way for all inputs.
+//! Inputs without addresses state levels by name in `given_levels`.
 #![forbid(unsafe_code)]
+
+pub mod assemble;
+pub mod bdf;
+pub mod error;
+mod guid;
+pub mod level;
+pub mod link;
+pub mod model;
+pub mod profile;
+pub mod source;
+
+pub use error::TopologyError;

@@ -1,0 +1,194 @@
+//! From listed facts to the model: the same conclusions for every reader.
+//!
+//! Pure and total: contradictions in the facts become warnings, never errors, and no input can make it loop.
+
+mod adapters;
+mod gpus;
+mod tree;
+
+use std::collections::BTreeMap;
+
+use crate::bdf::Bdf;
+use crate::model::{
+    Drive, GpuId, Hca, HcaOrigin, Host, NumaId, NvLink, NvLinkEnd, PciClass, PciFunction, RawHca, RawHost,
+};
+use crate::source::SourceKind;
+
+pub use gpus::GpuIds;
+
+/// What the operator may say about reading a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// More PCI ids that count as GPU (`gpu_ids`), such as 1bcf:001c.
+    pub gpu_ids: GpuIds,
+}
+
+/// Most warnings kept in a model; the rest is counted.
+const MAX_WARNINGS: usize = 200;
+
+/// Builds the model from the facts of one input.
+#[must_use]
+pub fn assemble(raw: RawHost, options: &ReadOptions) -> Host {
+    let mut warnings = raw.warnings;
+    let functions = tree::place(raw.functions, &mut warnings);
+    let mut numa_nodes = raw.numa_nodes;
+    numa_nodes.sort_by_key(|node| node.id);
+    let mut netdevs = raw.netdevs;
+    netdevs.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut host =
+        Host { name: raw.name, numa_nodes, functions, netdevs, given_levels: raw.given_levels, ..Host::default() };
+    host.gpus = gpus::find(&host, &raw.gpus, options, raw.source, &mut warnings);
+    host.hcas = match raw.hcas {
+        Some(listed) => hcas(&host, listed, raw.source, &mut warnings),
+        None => assumed_hcas(&host, &mut warnings),
+    };
+    adapters::group(&mut host);
+    host.drives = drives(&host, raw.drives);
+    host.nvlinks = nvlinks(&host, raw.nvlinks, raw.source, &mut warnings);
+    host.warnings = bounded(warnings);
+    host
+}
+
+fn bounded(mut warnings: Vec<String>) -> Vec<String> {
+    if warnings.len() > MAX_WARNINGS {
+        let more = warnings.len() - MAX_WARNINGS;
+        warnings.truncate(MAX_WARNINGS);
+        warnings.push(format!("{more} more warnings left out"));
+    }
+    warnings
+}
+
+fn numa_of(host: &Host, bdf: Option<Bdf>) -> Option<NumaId> {
+    host.function(bdf?)?.numa_id()
+}
+
+/// Interfaces of a function, by name.
+fn netdevs_of(host: &Host, bdf: Option<Bdf>) -> Vec<String> {
+    host.netdevs.iter().filter(|netdev| bdf.is_some() && netdev.bdf == bdf).map(|netdev| netdev.name.clone()).collect()
+}
+
+fn hcas(host: &Host, listed: Vec<RawHca>, source: SourceKind, warnings: &mut Vec<String>) -> Vec<Hca> {
+    let mut hcas: Vec<Hca> = listed.into_iter().map(|raw| hca(host, raw, source, warnings)).collect();
+    // PCI order; those without a function last; the name only orders devices of one function.
+    hcas.sort_by(|a, b| (a.bdf.is_none(), a.bdf, &a.name).cmp(&(b.bdf.is_none(), b.bdf, &b.name)));
+    hcas
+}
+
+fn hca(host: &Host, raw: RawHca, source: SourceKind, warnings: &mut Vec<String>) -> Hca {
+    let below = raw
+        .parent_netdev
+        .as_ref()
+        .and_then(|name| host.netdevs.iter().find(|netdev| netdev.name == *name).and_then(|netdev| netdev.bdf));
+    if let Some(bdf) = raw.bdf.filter(|bdf| host.function(*bdf).is_none()) {
+        warnings.push(format!("{}: its PCI function {bdf} is not listed", raw.name));
+    }
+    let origin = match raw.bdf {
+        Some(_) => HcaOrigin::Hardware,
+        None => HcaOrigin::Soft { netdev: raw.parent_netdev },
+    };
+    let bdf = raw.bdf.or(below);
+    let mut ports = raw.ports;
+    ports.sort_by_key(|port| port.port_num);
+    Hca {
+        name: raw.name,
+        origin,
+        bdf,
+        data_direct: raw.data_direct,
+        sub_function: raw.sub_function,
+        numa: numa_of(host, bdf),
+        ports,
+        netdevs: netdevs_of(host, bdf),
+        bond: None,
+        is_bond_slave: false,
+        card: None,
+        node_guid: raw.node_guid.filter(|guid| *guid != 0),
+        sys_image_guid: raw.sys_image_guid.filter(|guid| *guid != 0),
+        source,
+    }
+}
+
+/// PCI vendor id of Amazon, and the device ids of its EFA functions (`efa*` in hexadecimal).
+const AMAZON: u16 = 0x1d0f;
+const EFA_IDS: std::ops::RangeInclusive<u16> = 0xefa0..=0xefaf;
+
+fn looks_like_rdma(function: &PciFunction) -> bool {
+    let by_class = matches!(function.subclass(), PciClass::NET_INFINIBAND | PciClass::SERIAL_INFINIBAND);
+    let is_efa = function.vendor == Some(AMAZON) && function.device.is_some_and(|id| EFA_IDS.contains(&id));
+    (by_class || is_efa) && !function.fell_off_the_bus()
+}
+
+/// Without class/infiniband: functions of InfiniBand class and EFA. Ethernet functions may or may not
+/// speak RoCE, so they are left out.
+fn assumed_hcas(host: &Host, warnings: &mut Vec<String>) -> Vec<Hca> {
+    let assumed: Vec<Hca> = host
+        .functions
+        .iter()
+        .filter(|function| looks_like_rdma(function))
+        .map(|function| {
+            let mut raw = RawHca { bdf: Some(function.bdf), ..RawHca::default() };
+            let netdevs = netdevs_of(host, raw.bdf);
+            raw.name = netdevs.first().cloned().unwrap_or_else(|| function.bdf.to_string());
+            let mut hca = hca(host, raw, function.source, warnings);
+            hca.origin = HcaOrigin::Assumed;
+            hca
+        })
+        .collect();
+    if !assumed.is_empty() {
+        warnings.push(format!(
+            "class/infiniband is absent: {} NICs taken from their PCI class or id, Ethernet functions left out",
+            assumed.len()
+        ));
+    }
+    assumed
+}
+
+fn drives(host: &Host, listed: Vec<Drive>) -> Vec<Drive> {
+    let mut by_name: BTreeMap<String, Drive> = BTreeMap::new();
+    for mut drive in listed {
+        drive.numa = numa_of(host, drive.bdf);
+        by_name.insert(drive.name.clone(), drive);
+    }
+    let named: Vec<Option<Bdf>> = by_name.values().map(|drive| drive.bdf).collect();
+    // Drives whose driver is not loaded or whose class folder is absent are known by class code.
+    for function in &host.functions {
+        if function.subclass() == PciClass::NVME && !named.contains(&Some(function.bdf)) {
+            let name = function.bdf.to_string();
+            by_name.insert(
+                name.clone(),
+                Drive {
+                    name,
+                    bdf: Some(function.bdf),
+                    numa: function.numa_id(),
+                    transport: Some("pcie".to_owned()),
+                    source: function.source,
+                },
+            );
+        }
+    }
+    by_name.into_values().collect()
+}
+
+fn nvlinks(
+    host: &Host,
+    listed: Vec<crate::model::RawNvLink>,
+    source: SourceKind,
+    warnings: &mut Vec<String>,
+) -> Vec<NvLink> {
+    let id = |bdf: Bdf| host.gpus.iter().position(|gpu| gpu.bdf == Some(bdf)).map(GpuId);
+    let mut links = Vec::new();
+    for raw in listed {
+        let peer = raw.peer.map(id);
+        match (id(raw.gpu), peer) {
+            (Some(gpu), None) => links.push((gpu, NvLinkEnd::Switch, raw)),
+            (Some(gpu), Some(Some(peer))) if gpu != peer => {
+                links.push((gpu.min(peer), NvLinkEnd::Gpu(gpu.max(peer)), raw));
+            }
+            _ => warnings.push(format!("nvlink of {}: an end of it is no GPU", raw.gpu)),
+        }
+    }
+    links.sort_by_key(|(gpu, end, _)| (*gpu, *end));
+    links
+        .into_iter()
+        .map(|(gpu, end, raw)| NvLink { gpu, end, links: raw.links, link_gbps: raw.link_gbps, source })
+        .collect()
+}

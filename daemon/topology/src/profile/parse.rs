@@ -1,0 +1,348 @@
+//! Text to facts, with the line named in every error.
+
+use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
+
+use crate::bdf::{Bdf, RootBus};
+use crate::link::{Link, LinkRate, LinkSpeed, LinkWidth};
+use crate::model::{
+    DeviceNode, Drive, Gid, GidKind, GpuFacts, LinkLayer, Netdev, NumaId, NumaNode, PciClass, PciFunction, Port,
+    PortState, RawHca, RawHost, RawNvLink, Upstream,
+};
+use crate::profile::line::Line;
+use crate::profile::{MAGIC, MAX_PROFILE_BYTES, VERSION};
+use crate::source::{SourceKind, Sourced};
+
+use crate::profile::line::BadLine;
+
+const SOURCE: SourceKind = SourceKind::Profile;
+
+/// Reads a profile.
+///
+/// # Errors
+/// The first line that is wrong, and why.
+pub fn parse(text: &str) -> Result<RawHost, BadLine> {
+    if text.len() > MAX_PROFILE_BYTES {
+        let message = format!("the profile has more than {MAX_PROFILE_BYTES} bytes");
+        return Err(BadLine { line: 1, message });
+    }
+    let mut reader = Reader::new();
+    for (place, text) in text.lines().enumerate() {
+        if let Some(line) = Line::split(text) {
+            reader.line(line).map_err(|message| BadLine { line: place + 1, message })?;
+        }
+    }
+    if !reader.has_magic {
+        let message = format!("a host profile begins with `{MAGIC} {VERSION}`");
+        return Err(BadLine { line: 1, message });
+    }
+    Ok(reader.finish())
+}
+
+struct Reader {
+    has_magic: bool,
+    raw: RawHost,
+    hcas: Vec<RawHca>,
+    hca_place: BTreeMap<String, usize>,
+    has_rdma_class: bool,
+    root_numa: BTreeMap<RootBus, NumaId>,
+}
+
+impl Reader {
+    fn new() -> Self {
+        Self {
+            has_magic: false,
+            raw: RawHost::new(SOURCE),
+            hcas: Vec::new(),
+            hca_place: BTreeMap::new(),
+            has_rdma_class: true,
+            root_numa: BTreeMap::new(),
+        }
+    }
+
+    fn line(&mut self, mut line: Line<'_>) -> Result<(), String> {
+        if line.keyword() == MAGIC {
+            let version: u32 = line.parsed("format version")?;
+            if version != VERSION {
+                return Err(format!("format version {version} is not known, only {VERSION}"));
+            }
+            self.has_magic = true;
+            return line.finish();
+        }
+        if !self.has_magic {
+            return Err(format!("a host profile begins with `{MAGIC} {VERSION}`"));
+        }
+        match line.keyword() {
+            "name" => self.raw.name = Some(line.word("a name")?.to_owned()),
+            "about" => drop(line.rest()),
+            "numa" => self.numa(&mut line)?,
+            "root" => self.root(&mut line)?,
+            "pci" => self.pci(&mut line)?,
+            "gpu" => self.gpu(&mut line)?,
+            "hca" => self.hca(&mut line)?,
+            "port" => self.port(&mut line)?,
+            "gid" => self.gid(&mut line)?,
+            "no-class-infiniband" => self.has_rdma_class = false,
+            "net" => self.net(&mut line)?,
+            "drive" => self.drive(&mut line)?,
+            "nvlink" => self.nvlink(&mut line)?,
+            other => return Err(format!("`{other}` is no keyword of a host profile")),
+        }
+        line.finish()
+    }
+
+    fn numa(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let id = NumaId(line.parsed("NUMA node number")?);
+        if self.raw.numa_nodes.iter().any(|node| node.id == id) {
+            return Err(format!("NUMA node {id} is described twice"));
+        }
+        let distances = line.take("distances").unwrap_or_default();
+        let distances = distances
+            .split(',')
+            .filter(|word| !word.is_empty())
+            .map(|word| word.parse().map_err(|_| format!("`{word}` is no NUMA distance")))
+            .collect::<Result<_, String>>()?;
+        let cpus = line.take("cpus").map(str::to_owned);
+        self.raw.numa_nodes.push(NumaNode {
+            id,
+            has_cpus: cpus.as_ref().is_none_or(|cpus| !cpus.is_empty()),
+            cpus,
+            distances,
+        });
+        Ok(())
+    }
+
+    fn root(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let root: RootBus = line.parsed("root bus (pciDDDD:BB)")?;
+        if let Some(numa) = numa(line)?.flatten() {
+            self.root_numa.insert(root, numa);
+        }
+        Ok(())
+    }
+
+    fn pci(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let bdf: Bdf = line.parsed("PCI address (DDDD:BB:DD.F)")?;
+        let mut function = PciFunction::new(bdf, SOURCE);
+        let (vendor, device) = ids(line.word("ids (VVVV:DDDD)")?)?;
+        function.vendor = Some(vendor);
+        function.device = Some(device);
+        function.class = Some(PciClass(hex(line.word("class (CCCCCC)")?, 6)?));
+        function.upstream = upstream(line.word("parent (bridge, root bus or `?`)")?)?;
+        function.link = link(line.word("link (GT/s x lanes, or `-`)")?)?;
+        function.numa = numa(line)?.flatten().map(|numa| Sourced::new(numa, SOURCE));
+        function.driver = line.take("driver").map(str::to_owned);
+        function.subsystem = line.take("sub").map(ids).transpose()?;
+        function.physical_function = line.take_parsed("physfn")?;
+        self.raw.functions.push(function);
+        Ok(())
+    }
+
+    fn gpu(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let facts = GpuFacts {
+            bdf: line.parsed("PCI address (DDDD:BB:DD.F)")?,
+            uuid: line.take("uuid").map(str::to_owned),
+            memory_bytes: line.take("memory").map(bytes).transpose()?,
+            device_node: line.take("dev").map(device_node).transpose()?,
+        };
+        self.raw.gpus.push(facts);
+        Ok(())
+    }
+
+    fn hca(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let name = line.word("a name")?.to_owned();
+        let hca = RawHca {
+            name: name.clone(),
+            bdf: line.bdf_or_none()?,
+            data_direct: line.take_parsed("data_direct")?,
+            sub_function: line.take("sf").map(str::to_owned),
+            parent_netdev: line.take("parent").map(str::to_owned),
+            ports: Vec::new(),
+            node_guid: line.take("node_guid").map(guid).transpose()?,
+            sys_image_guid: line.take("sys_image_guid").map(guid).transpose()?,
+        };
+        if self.hca_place.insert(name, self.hcas.len()).is_some() {
+            return Err(format!("hca `{}` is described twice", hca.name));
+        }
+        self.hcas.push(hca);
+        Ok(())
+    }
+
+    fn port(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let name = line.word("an hca")?;
+        let port = Port {
+            port_num: line.parsed("port number (1-255)")?,
+            state: PortState::parse(line.word("a state")?),
+            link_layer: LinkLayer::parse(line.word("a link layer")?),
+            rate_gbps: rate(line.word("a rate in Gbit/s or `-`")?)?,
+            gids: Vec::new(),
+        };
+        let hca = self.hca_named(name)?;
+        if hca.ports.iter().any(|known| known.port_num == port.port_num) || port.port_num == 0 {
+            return Err(format!("port {} of `{name}` is 0 or described twice", port.port_num));
+        }
+        hca.ports.push(port);
+        Ok(())
+    }
+
+    fn gid(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let name = line.word("an hca")?;
+        let port_num: u8 = line.parsed("port number")?;
+        let gid_index = line.parsed("GID index")?;
+        let gid: Ipv6Addr = line.parsed("GID")?;
+        let kind = match line.take("type") {
+            None => None,
+            Some("v1") => Some(GidKind::IbOrRoceV1),
+            Some("v2") => Some(GidKind::RoceV2),
+            Some(other) => return Err(format!("type=`{other}`: want v1 or v2")),
+        };
+        let netdev = line.take("netdev").map(str::to_owned);
+        let hca = self.hca_named(name)?;
+        let port = hca.ports.iter_mut().find(|port| port.port_num == port_num);
+        let port = port.ok_or_else(|| format!("`{name}` has no port {port_num} so far"))?;
+        port.gids.push(Gid { gid_index, gid, kind, netdev });
+        Ok(())
+    }
+
+    fn hca_named(&mut self, name: &str) -> Result<&mut RawHca, String> {
+        let place = self.hca_place.get(name).copied();
+        place.and_then(|place| self.hcas.get_mut(place)).ok_or_else(|| format!("no hca `{name}` so far"))
+    }
+
+    fn net(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let netdev = Netdev {
+            name: line.word("a name")?.to_owned(),
+            bdf: line.bdf_or_none()?,
+            master: line.take("master").map(str::to_owned),
+            is_bond: line.flag("bond"),
+            has_default_route: line.flag("default-route"),
+            source: SOURCE,
+        };
+        self.raw.netdevs.push(netdev);
+        Ok(())
+    }
+
+    fn drive(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let drive = Drive {
+            name: line.word("a name")?.to_owned(),
+            bdf: line.bdf_or_none()?,
+            numa: None,
+            transport: line.take("transport").map(str::to_owned),
+            source: SOURCE,
+        };
+        self.raw.drives.push(drive);
+        Ok(())
+    }
+
+    fn nvlink(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let gpu = line.parsed("PCI address of a GPU")?;
+        let peer = match line.word("the far GPU or `switch`")? {
+            "switch" => None,
+            word => Some(word.parse().map_err(|e: crate::bdf::ParseBdfError| e.to_string())?),
+        };
+        let links = line.parsed("number of links (0-255)")?;
+        let link_gbps = line.take("gbps").map(rate).transpose()?.flatten();
+        self.raw.nvlinks.push(RawNvLink { gpu, peer, links, link_gbps });
+        Ok(())
+    }
+
+    fn finish(mut self) -> RawHost {
+        for function in &mut self.raw.functions {
+            if let (None, Upstream::Root(root)) = (&function.numa, function.upstream) {
+                let numa = self.root_numa.get(&root);
+                function.numa = numa.map(|numa| Sourced::new(*numa, SOURCE));
+            }
+        }
+        self.raw.hcas = self.has_rdma_class.then_some(self.hcas);
+        self.raw
+    }
+}
+
+/// `numa=N`, or `numa=-` for unknown; `None` if the key is absent.
+fn numa(line: &mut Line<'_>) -> Result<Option<Option<NumaId>>, String> {
+    Ok(match line.take("numa") {
+        None => None,
+        Some("-" | "-1") => Some(None),
+        Some(word) => {
+            let id = word.parse().map_err(|_| format!("numa=`{word}`: no NUMA node number"))?;
+            Some(Some(NumaId(id)))
+        }
+    })
+}
+
+fn hex(word: &str, digits: usize) -> Result<u32, String> {
+    let is_hex = word.len() == digits && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hex
+        .then(|| u32::from_str_radix(word, 16).ok())
+        .flatten()
+        .ok_or_else(|| format!("`{word}` is not {digits} hexadecimal digits"))
+}
+
+fn ids(word: &str) -> Result<(u16, u16), String> {
+    let (vendor, device) = word.split_once(':').ok_or_else(|| format!("`{word}` is no vendor:device pair"))?;
+    let id = |text| hex(text, 4).and_then(|id| u16::try_from(id).map_err(|e| e.to_string()));
+    Ok((id(vendor)?, id(device)?))
+}
+
+fn upstream(word: &str) -> Result<Upstream, String> {
+    if word == "?" {
+        return Ok(Upstream::Unknown);
+    }
+    let root = word.parse().map(Upstream::Root);
+    root.or_else(|_| word.parse().map(Upstream::Bridge))
+        .map_err(|_| format!("`{word}` is no parent: want a bridge's address, pciDDDD:BB or `?`"))
+}
+
+/// `16x16` for current and maximum alike, `16x8/16x16` where they differ, `-` where unknown.
+fn link(word: &str) -> Result<Link, String> {
+    let (current, max) = word.split_once('/').unwrap_or((word, word));
+    Ok(Link { current: link_rate(current)?, max: link_rate(max)? })
+}
+
+fn link_rate(word: &str) -> Result<Option<LinkRate>, String> {
+    if word == "-" {
+        return Ok(None);
+    }
+    let rate = word.split_once('x').and_then(|(speed, lanes)| {
+        Some(LinkRate { speed: LinkSpeed::parse(speed)?, width: LinkWidth::from_lanes(lanes.parse().ok()?)? })
+    });
+    rate.map(Some).ok_or_else(|| format!("`{word}` is no PCIe link such as 16x8 (GT/s x lanes)"))
+}
+
+/// Gbit/s, `-` where unknown.
+fn rate(word: &str) -> Result<Option<f64>, String> {
+    if word == "-" {
+        return Ok(None);
+    }
+    let rate: Option<f64> = word.parse().ok();
+    rate.filter(|gbps| gbps.is_finite() && *gbps > 0.0)
+        .map(Some)
+        .ok_or_else(|| format!("`{word}` is no rate in Gbit/s"))
+}
+
+/// `40GiB`, `143771MiB` or plain bytes.
+fn bytes(word: &str) -> Result<u64, String> {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let (number, shift) = units
+        .iter()
+        .find_map(|(unit, shift)| word.strip_suffix(unit).map(|number| (number, *shift)))
+        .unwrap_or((word, 0));
+    let count: Option<u64> = number.parse().ok();
+    count
+        .and_then(|count| count.checked_mul(1_u64 << shift))
+        .ok_or_else(|| format!("memory=`{word}` is no size such as 40GiB"))
+}
+
+fn device_node(word: &str) -> Result<DeviceNode, String> {
+    let numbers = word
+        .strip_prefix("char:")
+        .and_then(|rest| rest.split_once(':'))
+        .and_then(|(major, minor)| major.parse().ok().zip(minor.parse().ok()));
+    numbers
+        .map(|(major, minor)| DeviceNode { major, minor })
+        .ok_or_else(|| format!("dev=`{word}` is no device node such as char:195:0"))
+}
+
+/// GUID as sysfs prints it: four groups of four digits.
+fn guid(word: &str) -> Result<u64, String> {
+    crate::guid::parse(word).ok_or_else(|| format!("`{word}` is no GUID (xxxx:xxxx:xxxx:xxxx)"))
+}

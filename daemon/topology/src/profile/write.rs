@@ -1,0 +1,214 @@
+//! A host as profile text: what [`super::parse`] reads back.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::bdf::{Bdf, RootBus};
+use crate::guid;
+use crate::link::{Link, LinkRate};
+use crate::model::{Gid, GidKind, Gpu, Hca, HcaOrigin, Host, NumaId, NvLinkEnd, PciFunction, Upstream};
+use crate::profile::{MAGIC, VERSION};
+use crate::source::SourceKind;
+
+/// Writes a host as a profile. Facts that the format has no word for (warnings, sources, levels stated
+/// by other inputs) are left out.
+#[must_use]
+pub fn render(host: &Host) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_all(&mut out, host);
+    out
+}
+
+fn write_all(out: &mut String, host: &Host) -> std::fmt::Result {
+    writeln!(out, "{MAGIC} {VERSION}")?;
+    if let Some(name) = &host.name {
+        writeln!(out, "name {name}")?;
+    }
+    for node in &host.numa_nodes {
+        write!(out, "numa {}", node.id)?;
+        if let Some(cpus) = &node.cpus {
+            write!(out, " cpus={cpus}")?;
+        }
+        if !node.distances.is_empty() {
+            let distances: Vec<String> = node.distances.iter().map(u16::to_string).collect();
+            write!(out, " distances={}", distances.join(","))?;
+        }
+        writeln!(out)?;
+    }
+    let roots = root_numa(host);
+    for (root, numa) in &roots {
+        writeln!(out, "root {root}{}", key("numa", numa.map(|numa| numa.to_string())))?;
+    }
+    for function in &host.functions {
+        write_function(out, function, &roots)?;
+    }
+    for gpu in &host.gpus {
+        write_gpu(out, gpu)?;
+    }
+    if host.hcas.iter().any(|hca| hca.origin == HcaOrigin::Assumed) {
+        writeln!(out, "no-class-infiniband")?;
+    }
+    for hca in host.hcas.iter().filter(|hca| hca.origin != HcaOrigin::Assumed) {
+        write_hca(out, hca)?;
+    }
+    write_rest(out, host)
+}
+
+/// NUMA node of each root bus, where its functions agree.
+fn root_numa(host: &Host) -> BTreeMap<RootBus, Option<NumaId>> {
+    let mut roots: BTreeMap<RootBus, Option<NumaId>> = BTreeMap::new();
+    for function in &host.functions {
+        if let Upstream::Root(root) = function.upstream {
+            let numa = roots.entry(root).or_insert_with(|| function.numa_id());
+            if *numa != function.numa_id() {
+                *numa = None;
+            }
+        }
+    }
+    roots
+}
+
+fn key(name: &str, value: Option<String>) -> String {
+    value.map_or_else(String::new, |value| format!(" {name}={value}"))
+}
+
+fn write_function(
+    out: &mut String,
+    function: &PciFunction,
+    roots: &BTreeMap<RootBus, Option<NumaId>>,
+) -> std::fmt::Result {
+    let parent = match function.upstream {
+        Upstream::Root(root) => root.to_string(),
+        Upstream::Bridge(bridge) => bridge.to_string(),
+        Upstream::Unknown => "?".to_owned(),
+    };
+    // What the root line or the bridge above already says is not repeated.
+    let by_root = match function.upstream {
+        Upstream::Root(root) => roots.get(&root).copied().flatten() == function.numa_id(),
+        Upstream::Bridge(_) | Upstream::Unknown => false,
+    };
+    let inherited = function.numa.as_ref().is_some_and(|n| n.source == SourceKind::Derived);
+    let numa = function.numa_id().filter(|_| !by_root && !inherited);
+    let id = |id: Option<u16>| id.unwrap_or(0);
+    write!(
+        out,
+        "pci {} {:04x}:{:04x} {:06x} {parent} {}",
+        function.bdf,
+        id(function.vendor),
+        id(function.device),
+        function.class.map_or(0, |class| class.0),
+        link(function.link),
+    )?;
+    let subsystem = function.subsystem.map(|(vendor, device)| format!("{vendor:04x}:{device:04x}"));
+    writeln!(
+        out,
+        "{}{}{}{}",
+        key("numa", numa.map(|numa| numa.to_string())),
+        key("driver", function.driver.clone()),
+        key("sub", subsystem),
+        key("physfn", function.physical_function.map(|bdf| bdf.to_string())),
+    )
+}
+
+fn link(link: Link) -> String {
+    let one = |rate: Option<LinkRate>| rate.map_or_else(|| "-".to_owned(), |rate| rate.to_string());
+    if link.current == link.max { one(link.current) } else { format!("{}/{}", one(link.current), one(link.max)) }
+}
+
+fn write_gpu(out: &mut String, gpu: &Gpu) -> std::fmt::Result {
+    let Some(bdf) = gpu.bdf else { return Ok(()) };
+    let keys = [
+        key("uuid", gpu.uuid().map(str::to_owned)),
+        key("memory", gpu.memory_bytes.as_ref().map(|bytes| size(bytes.value))),
+        key("dev", gpu.device_node.as_ref().map(|node| node.value.to_string())),
+    ]
+    .concat();
+    if keys.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "gpu {bdf}{keys}")
+}
+
+fn size(bytes: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let exact = units.iter().find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    exact.map_or_else(|| bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
+}
+
+fn write_hca(out: &mut String, hca: &Hca) -> std::fmt::Result {
+    let parent = match &hca.origin {
+        HcaOrigin::Soft { netdev } => netdev.clone(),
+        _ => None,
+    };
+    let is_soft = matches!(hca.origin, HcaOrigin::Soft { .. });
+    writeln!(
+        out,
+        "hca {} {}{}{}{}{}{}",
+        hca.name,
+        dash(hca.bdf.filter(|_| !is_soft)),
+        key("data_direct", hca.data_direct.map(|bdf| bdf.to_string())),
+        key("sf", hca.sub_function.clone()),
+        key("parent", parent),
+        key("node_guid", hca.node_guid.map(guid::print)),
+        key("sys_image_guid", hca.sys_image_guid.map(guid::print)),
+    )?;
+    for port in &hca.ports {
+        let rate = port.rate_gbps.map_or_else(|| "-".to_owned(), |rate| rate.to_string());
+        writeln!(out, "port {} {} {} {} {rate}", hca.name, port.port_num, port.state, port.link_layer)?;
+        for gid in &port.gids {
+            write_gid(out, &hca.name, port.port_num, gid)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_gid(out: &mut String, hca: &str, port_num: u8, gid: &Gid) -> std::fmt::Result {
+    let kind = gid.kind.map(|kind| match kind {
+        GidKind::IbOrRoceV1 => "v1".to_owned(),
+        GidKind::RoceV2 => "v2".to_owned(),
+    });
+    writeln!(
+        out,
+        "gid {hca} {port_num} {} {}{}{}",
+        gid.gid_index,
+        gid.gid,
+        key("type", kind),
+        key("netdev", gid.netdev.clone()),
+    )
+}
+
+fn write_rest(out: &mut String, host: &Host) -> std::fmt::Result {
+    for netdev in &host.netdevs {
+        writeln!(
+            out,
+            "net {} {}{}{}{}",
+            netdev.name,
+            dash(netdev.bdf),
+            key("master", netdev.master.clone()),
+            if netdev.is_bond { " bond" } else { "" },
+            if netdev.has_default_route { " default-route" } else { "" },
+        )?;
+    }
+    for drive in &host.drives {
+        // Drives named by their address come from the class code and need no line.
+        if drive.bdf.is_none_or(|bdf| bdf.to_string() != drive.name) {
+            let transport = key("transport", drive.transport.clone());
+            writeln!(out, "drive {} {}{transport}", drive.name, dash(drive.bdf))?;
+        }
+    }
+    for link in &host.nvlinks {
+        let bdf = |id| host.gpu(id).and_then(|gpu| gpu.bdf);
+        let peer = match link.end {
+            NvLinkEnd::Switch => "switch".to_owned(),
+            NvLinkEnd::Gpu(peer) => dash(bdf(peer)),
+        };
+        let gbps = key("gbps", link.link_gbps.map(|gbps| gbps.to_string()));
+        writeln!(out, "nvlink {} {peer} {}{gbps}", dash(bdf(link.gpu)), link.links)?;
+    }
+    Ok(())
+}
+
+fn dash(bdf: Option<Bdf>) -> String {
+    bdf.map_or_else(|| "-".to_owned(), |bdf| bdf.to_string())
+}
