@@ -24,6 +24,9 @@ mod queue_pair;
 mod session;
 mod stats;
 
+/// Words of the hardware traits that requests and answers are made of.
+pub use gdrd_hal::{Access, Endpoint, Gid, GpuUuid, LinkLayer, QueuePairState, QueuePairType};
+
 pub use call::{Call, Undo};
 pub use config::{BrokerConfig, EngineConfig, GpuProof, Limits, PoolConfig, Timeouts};
 pub use engine::{Engine, Hardware};
