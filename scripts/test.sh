@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 export CARGO_TERM_COLOR=never
-log_dir=target/test-logs
+log_dir=${CARGO_TARGET_DIR:-target}/test-logs
 mkdir -p "$log_dir"
 passed=0
 failed=0

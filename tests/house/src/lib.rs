@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod layers;
+pub mod rust_text;
 pub mod sources;
 pub mod workspace;
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use gdrd_house::{root, workspace};
+use gdrd_house::{root, sources, workspace};
 
 fn document(name: &str) -> String {
     fs::read_to_string(root().join(name)).expect("the document is there")
@@ -36,5 +36,18 @@ fn the_architecture_names_every_crate_with_its_folder() {
         let folder = member.folder.strip_prefix(root()).expect("members lie below the root");
         let row = format!("| {} | {} |", member.name, folder.display());
         assert!(architecture.contains(&row), "ARCHITECTURE.md has no table row that starts '{row}'");
+    }
+}
+
+#[test]
+fn every_link_of_a_document_leads_somewhere() {
+    let root = root();
+    let documents = sources::read_tree(&root).expect("this tree is readable");
+    for source in documents.iter().filter(|source| source.path.extension().is_some_and(|extension| extension == "md")) {
+        let folder = root.join(&source.path).parent().expect("a file has a folder").to_path_buf();
+        for target in source.text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            let elsewhere = target.contains("://") || target.is_empty();
+            assert!(elsewhere || folder.join(target).exists(), "{} links to {target}", source.path.display());
+        }
     }
 }

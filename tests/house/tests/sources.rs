@@ -1,41 +1,42 @@
-//! The rules of `gdrd_house::sources` against every file of this tree.
+//! The rules of `gdrd_house::sources` and `gdrd_house::rust_text` against every file of this tree.
 
 use std::path::Path;
 
 use gdrd_house::sources::{self, Source};
-use gdrd_house::{root, workspace};
+use gdrd_house::{root, rust_text, workspace};
 
 /// Files that may be longer than the limit, each with its reason. This list only ever shrinks.
 const LONG_FILES: &[(&str, &str)] = &[];
+
+const NOTHING: &[String] = &[];
 
 fn tree() -> Vec<Source> {
     sources::read_tree(&root()).expect("this tree is readable")
 }
 
-fn is_rust(source: &Source) -> bool {
-    source.path.extension().is_some_and(|extension| extension == "rs")
+fn rust_files() -> Vec<Source> {
+    let rust = |source: &Source| source.path.extension().is_some_and(|extension| extension == "rs");
+    tree().into_iter().filter(rust).collect()
 }
 
-fn findings(rule: fn(&str) -> Vec<usize>, applies: fn(&Source) -> bool) -> Vec<String> {
-    let sources = tree();
-    let wrong = sources
-        .iter()
-        .filter(|source| applies(source))
-        .flat_map(|source| rule(&source.text).into_iter().map(move |line| format!("{}:{line}", source.path.display())));
-    wrong.collect()
+/// Each `path:line` at which `rule` finds something.
+fn findings(sources: &[Source], rule: impl Fn(&Source) -> Vec<usize>) -> Vec<String> {
+    let in_file = |source: &Source| -> Vec<String> {
+        rule(source).into_iter().map(|line| format!("{}:{line}", source.path.display())).collect()
+    };
+    sources.iter().flat_map(in_file).collect()
 }
 
 #[test]
 fn no_source_file_is_longer_than_the_limit() {
-    let sources = tree();
-    let long: Vec<String> = sources
+    let long: Vec<String> = rust_files()
         .iter()
-        .filter(|source| is_rust(source) && !LONG_FILES.iter().any(|(path, _)| source.path == Path::new(path)))
+        .filter(|source| !LONG_FILES.iter().any(|(path, _)| source.path == Path::new(path)))
         .map(|source| (source, sources::lines_without_tests(&source.text)))
         .filter(|(_, lines)| *lines > sources::MAX_SOURCE_LINES)
         .map(|(source, lines)| format!("{}: {lines} lines", source.path.display()))
         .collect();
-    assert_eq!(long, Vec::<String>::new(), "split these where there is a seam");
+    assert_eq!(long, NOTHING, "split these where there is a seam");
 }
 
 #[test]
@@ -64,25 +65,46 @@ fn every_crate_root_forbids_unsafe_unless_it_may_hold_it() {
 }
 
 #[test]
-fn no_file_holds_a_reminder_instead_of_finished_work() {
-    assert_eq!(findings(sources::reminders, |_| true), Vec::<String>::new());
+fn every_module_opens_with_what_it_is() {
+    let bare: Vec<String> = rust_files()
+        .iter()
+        .filter(|source| !rust_text::opens_with_doc(&source.text))
+        .map(|source| source.path.display().to_string())
+        .collect();
+    assert_eq!(bare, NOTHING, "these need a //! on their first line");
 }
 
 #[test]
-fn no_file_names_a_folder_of_one_machine() {
-    assert_eq!(findings(sources::machine_paths, |_| true), Vec::<String>::new());
+fn every_public_error_enum_is_non_exhaustive() {
+    assert_eq!(findings(&rust_files(), |source| rust_text::exhaustive_errors(&source.text)), NOTHING);
 }
 
 #[test]
-fn shared_memory_is_called_a_segment() {
-    assert_eq!(findings(sources::shared_regions, |_| true), Vec::<String>::new());
+fn no_error_message_is_worded_like_a_sentence() {
+    assert_eq!(findings(&rust_files(), |source| rust_text::worded_like_sentences(&source.text)), NOTHING);
+}
+
+#[test]
+fn no_test_sleeps() {
+    assert_eq!(findings(&rust_files(), |source| rust_text::sleeping_tests(&source.path, &source.text)), NOTHING);
 }
 
 #[test]
 fn no_test_is_ignored() {
-    let ignored: fn(&str) -> Vec<usize> = |text| {
-        let lines = text.lines().enumerate();
-        lines.filter(|(_, line)| line.trim_start().starts_with("#[ignore")).map(|(index, _)| index + 1).collect()
-    };
-    assert_eq!(findings(ignored, is_rust), Vec::<String>::new());
+    assert_eq!(findings(&rust_files(), |source| rust_text::ignored_tests(&source.text)), NOTHING);
+}
+
+#[test]
+fn no_file_holds_a_reminder_instead_of_finished_work() {
+    assert_eq!(findings(&tree(), |source| sources::reminders(&source.text)), NOTHING);
+}
+
+#[test]
+fn no_file_names_a_folder_of_one_machine() {
+    assert_eq!(findings(&tree(), |source| sources::machine_paths(&source.text)), NOTHING);
+}
+
+#[test]
+fn shared_memory_is_called_a_segment() {
+    assert_eq!(findings(&tree(), |source| sources::shared_regions(&source.text)), NOTHING);
 }
