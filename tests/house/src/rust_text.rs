@@ -61,6 +61,27 @@ pub fn sleeping_tests(path: &Path, text: &str) -> Vec<usize> {
     lines.filter(|(_, line)| sleeps.iter().any(|call| line.contains(call))).map(|(index, _)| index + 1).collect()
 }
 
+/// Folders of code that takes all it needs as arguments: the environment of the process is read above them.
+const WITHOUT_ENVIRONMENT: &[&str] = &[
+    "proto/ring/src",
+    "proto/shm/src",
+    "daemon/topology/src",
+    "daemon/hal/src",
+    "daemon/backends",
+    "daemon/engine/src",
+    "daemon/server/src",
+];
+
+/// Every line of a crate below the daemon's main that reads the environment, counted from 1; its tests may.
+#[must_use]
+pub fn environment_reads(path: &Path, text: &str) -> Vec<usize> {
+    if !WITHOUT_ENVIRONMENT.iter().any(|folder| path.starts_with(folder)) {
+        return Vec::new();
+    }
+    let lines = text.lines().enumerate().take(lines_without_tests(text));
+    lines.filter(|(_, line)| line.contains("env::var")).map(|(index, _)| index + 1).collect()
+}
+
 /// Every test that is switched off, as the line of the attribute, counted from 1.
 #[must_use]
 pub fn ignored_tests(text: &str) -> Vec<usize> {
@@ -87,6 +108,13 @@ mod tests {
         assert_eq!(worded_like_sentences("    #[error(\"Cannot open {path}\")]"), [1]);
         assert_eq!(worded_like_sentences("    #[error(\"cannot open {path}.\")]"), [1]);
         assert_eq!(worded_like_sentences("    #[error(\"HCA {name} is gone: {source}\")]"), Vec::<usize>::new());
+    }
+
+    #[test]
+    fn the_environment_is_read_only_where_a_process_starts() {
+        let text = "let a = std::env::var_os(name);\nlet b = env!(\"CARGO_MANIFEST_DIR\");";
+        assert_eq!(environment_reads(Path::new("daemon/engine/src/lib.rs"), text), [1]);
+        assert_eq!(environment_reads(Path::new("daemon/app/src/main.rs"), text), Vec::<usize>::new());
     }
 
     #[test]

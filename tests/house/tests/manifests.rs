@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use gdrd_house::{root, workspace};
+use gdrd_house::root;
+use gdrd_house::workspace::{self, Kind};
 
 /// Lines that each member's manifest holds, whole.
 const INHERITED: &[&str] = &[
@@ -23,6 +24,23 @@ fn every_crate_inherits_versions_licence_and_lints() {
             assert!(text.contains(line), "{} lacks '{line}'", path.display());
         }
     }
+}
+
+/// Crates that end in a person's terminal; all others have errors that a program can tell apart.
+const MAY_USE_ANYHOW: &[&str] = &["gdrd", "gdrctl"];
+
+#[test]
+fn only_programs_use_errors_without_a_type() {
+    let workspace = workspace::read(&root()).expect("cargo metadata reads this workspace");
+    let ours = |name: &str| workspace.members.iter().any(|member| member.name == name);
+    let wrong: Vec<&str> = workspace
+        .arrows
+        .iter()
+        .filter(|arrow| arrow.to == "anyhow" && arrow.kind == Kind::Normal && ours(&arrow.from))
+        .map(|arrow| arrow.from.as_str())
+        .filter(|from| !MAY_USE_ANYHOW.contains(from))
+        .collect();
+    assert_eq!(wrong, Vec::<&str>::new());
 }
 
 #[test]

@@ -85,6 +85,11 @@ fn no_error_message_is_worded_like_a_sentence() {
 }
 
 #[test]
+fn the_environment_is_read_by_programs_and_clients_alone() {
+    assert_eq!(findings(&rust_files(), |source| rust_text::environment_reads(&source.path, &source.text)), NOTHING);
+}
+
+#[test]
 fn no_test_sleeps() {
     assert_eq!(findings(&rust_files(), |source| rust_text::sleeping_tests(&source.path, &source.text)), NOTHING);
 }
