@@ -26,6 +26,8 @@ mod cursor;
 mod error;
 mod generation;
 mod geometry;
+#[cfg(test)]
+mod model;
 mod submission;
 
 pub use abi::{INLINE_MAX_BYTES, RING_VERSION};
