@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gdrd_shm::{Access, MapOptions, Segment, SharedSlots, SharedU32, WaitOutcome, futex_wait};
+use gdrd_shm::{Access, MapOptions, Segment, SharedSlots, SharedU32, WaitOutcome, futex_wait, futex_wake};
 use zerocopy::FromZeros;
 
 use crate::abi::{self, COMPLETION_WORDS, Header, SUBMISSION_WORDS};
@@ -217,6 +217,26 @@ impl ClientRing {
         }
     }
 
+    /// Says that this side is about to sleep, for a caller whose other thread sleeps on the ticket while this one goes
+    /// on posting. Poll once more after this, and sleep only if that finds nothing. The word that was given is not
+    /// taken back, since another sleeper may rely on it: the broker makes at most one needless wake.
+    ///
+    /// # Errors
+    /// [`gdrd_shm::ShmError`] never in practice: the word was mapped at open.
+    pub fn announce_wait(&mut self) -> Result<WaitTicket, gdrd_shm::ShmError> {
+        let wakes = SharedU32::new(&self.segment, abi::WAKE_COUNT)?;
+        let seen = bell::announce_wait(&self.waiting, &self.wakes);
+        Ok(WaitTicket { wakes, seen })
+    }
+
+    /// Ends every wait on a ticket of this ring, for a caller that is about to close it.
+    pub fn cancel_waits(&self) {
+        // (wake) release; the broker only ever adds to the count, so an extra one costs a look.
+        self.wakes.fetch_add(1, Ordering::Release);
+        // It fails for a word that is not mapped only, and this one is.
+        let _ = futex_wake(&self.wakes, u32::MAX);
+    }
+
     /// Whether the broker takes no more: the queue pair has ended. What it published before can
     /// still be polled.
     #[must_use]
@@ -229,6 +249,24 @@ impl ClientRing {
     #[must_use]
     pub fn segment(&self) -> &Arc<Segment> {
         &self.segment
+    }
+}
+
+/// The right to sleep until the broker wakes its client. Keeps the mapping alive.
+#[derive(Debug)]
+pub struct WaitTicket {
+    wakes: SharedU32,
+    seen: u32,
+}
+
+impl WaitTicket {
+    /// Blocks until the broker has woken the client since [`ClientRing::announce_wait`], or [`ClientRing::cancel_waits`]
+    /// was called, or `timeout` is over (for ever with `None`). May return early: poll, and announce again.
+    ///
+    /// # Errors
+    /// [`gdrd_shm::ShmError::Kernel`] if the kernel refuses the wait.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<WaitOutcome, gdrd_shm::ShmError> {
+        futex_wait(&self.wakes, self.seen, timeout)
     }
 }
 

@@ -32,7 +32,7 @@ mod submission;
 
 pub use abi::{INLINE_MAX_BYTES, RING_VERSION};
 pub use broker::{BrokerRing, Submitted};
-pub use client::{ClientRing, Wake};
+pub use client::{ClientRing, WaitTicket, Wake};
 pub use completion::{Completion, CompletionOpcode, Status};
 pub use error::{Corrupt, GenerationError, NotOutstanding, OpenError, RingError, SubmitError};
 pub use generation::{GENERATION_PAGE_VERSION, GenerationReader, GenerationWriter, MAX_SLOTS};
