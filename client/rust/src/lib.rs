@@ -1,2 +1,54 @@
-//! Async Rust client of gdrd.
+//! Async Rust client of gdrd: topology and pairing, registered buffers, brokered queue pairs.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), gdrd_client::ClientError> {
+//! use gdrd_client::{AcquireOptions, Client};
+//!
+//! let client = Client::connect().await?;
+//! let session = client.open_session("example").await?;
+//! let buffer = session.acquire(AcquireOptions::on_gpu("GPU0", 2 << 20)).await?;
+//! buffer.write_from(0, b"already registered")?;
+//! buffer.release().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Role: a [`Client`] is a connection that finds the daemon again after a restart. A [`Session`] is the lifeline of
+//! what this process leases: when it ends, its buffers and queue pairs are gone, and calls on them say so with
+//! [`ClientError::SessionEnded`].
+//!
+//! Owner of state: the session's task alone reads the session socket; buffers and queue pairs own their mappings.
+//!
+//! It must not know how the daemon works inside, and links neither libibverbs nor libcuda: it starts on every host.
 #![forbid(unsafe_code)]
+
+mod buffer;
+mod calls;
+mod client;
+mod error;
+mod finish;
+mod leases;
+mod options;
+mod queue_pair;
+mod remote;
+mod runtime_dir;
+mod session;
+mod topology;
+
+pub use buffer::{Buffer, MemoryKind, Registration};
+pub use client::{Client, ClientOptions};
+pub use error::ClientError;
+pub use gdrd_ring::{
+    Completion, CompletionOpcode, InlineData, LocalSpan, Operation, RemoteSpan, Source, Status, Submission,
+    SubmissionFlags,
+};
+pub use leases::LeaseWatch;
+pub use options::{AcquireOptions, QueuePairOptions};
+pub use queue_pair::{Endpoint, QueuePair};
+pub use remote::RemoteBuffer;
+pub use runtime_dir::{GRPC_SOCKET, RuntimeDir, SESSION_SOCKET};
+pub use session::{Session, SessionEnd};
+pub use topology::TopologyWatch;
+
+/// Messages of gdrd.v1 as the daemon sends them: what lists, watches and topology calls return.
+pub use gdrd_proto::v1;

@@ -1,0 +1,433 @@
+//! A leased buffer: its registrations, its descriptor, and its memory mapped on first use.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use gdrd_proto::v1;
+use gdrd_proto::v1::buffers_client::BuffersClient;
+use gdrd_ring::LocalSpan;
+use gdrd_shm::{Access, Segment};
+
+use crate::error::ClientError;
+use crate::finish::FinishOnDrop;
+use crate::options::AcquireOptions;
+use crate::remote::RemoteBuffer;
+use crate::session::{Expectation, Live, Session, Subject};
+
+/// How the memory of a buffer is reached by its descriptor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// mmap(2): host memory, and GPU memory of a simulated host.
+    Memfd,
+    /// cuMemImportFromShareableHandle: memory of a CUDA GPU.
+    CudaPosixFd,
+    /// A kind that this client has no name for.
+    Other(String),
+}
+
+impl MemoryKind {
+    fn of(word: &str) -> Self {
+        match word {
+            "memfd" => Self::Memfd,
+            "cuda-posix-fd" => Self::CudaPosixFd,
+            other => Self::Other(other.to_owned()),
+        }
+    }
+}
+
+/// A memory region of a buffer with one HCA. Its Debug form leaves the rkey out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Registration<'a> {
+    registration: &'a Hidden,
+}
+
+/// The message, kept out of Debug since it holds the rkey.
+#[derive(Clone, PartialEq)]
+struct Hidden(v1::Registration);
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Registration")
+            .field("hca", &self.0.hca)
+            .field("slot", &self.0.slot)
+            .field("generation", &self.0.generation)
+            .field("iova", &self.0.iova)
+            .field("length_bytes", &self.0.length_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Registration<'_> {
+    /// Name of the HCA.
+    #[must_use]
+    pub fn hca(&self) -> &str {
+        &self.registration.0.hca
+    }
+
+    /// The tenant's index of this registration, and its place in the generation page.
+    #[must_use]
+    pub fn slot(&self) -> u32 {
+        self.registration.0.slot
+    }
+
+    /// Generation as it was lent; see [`Session::generation_of`].
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.registration.0.generation
+    }
+
+    /// Wire address of the first byte.
+    #[must_use]
+    pub fn iova(&self) -> u64 {
+        self.registration.0.iova
+    }
+
+    /// Length, bytes.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.registration.0.length_bytes
+    }
+
+    /// What peers and the HCA may do.
+    #[must_use]
+    pub fn access(&self) -> v1::Access {
+        self.registration.0.access.unwrap_or_default()
+    }
+
+    /// Local address of `len_bytes` at `offset`, for a queue pair of this HCA. The daemon checks it again.
+    ///
+    /// # Errors
+    /// [`ClientError::InvalidArgument`] when the range is not in the registration.
+    pub fn span(&self, offset: u64, len_bytes: u32) -> Result<LocalSpan, ClientError> {
+        let end = offset.checked_add(u64::from(len_bytes));
+        if end.is_none_or(|end| end > self.len_bytes()) {
+            return Err(ClientError::InvalidArgument {
+                what: format!(
+                    "{len_bytes} bytes at offset {offset} are outside the registration of {} bytes",
+                    self.len_bytes()
+                ),
+            });
+        }
+        Ok(LocalSpan { slot: self.slot(), generation: self.generation(), offset, len_bytes })
+    }
+
+    /// What a peer needs to read and write this buffer.
+    #[must_use]
+    pub fn remote(&self) -> RemoteBuffer {
+        RemoteBuffer::new(self.registration.0.clone())
+    }
+}
+
+/// One hold on a lease. Dropped, it is released in the background; await [`Buffer::release`] to know that it was.
+#[derive(Debug)]
+pub struct Buffer {
+    session: Session,
+    lease_id: u64,
+    generation: u64,
+    size_bytes: u64,
+    gpu_uuid: String,
+    label: String,
+    kind: MemoryKind,
+    registrations: Vec<Hidden>,
+    fd: Mutex<Option<OwnedFd>>,
+    memory: OnceLock<Segment>,
+    held: bool,
+    live: Option<Live>,
+}
+
+impl Session {
+    /// Leases a buffer. Given up before its end, the call goes on in the background and returns what it got.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] with the daemon's reason (quota, policy, unknown GPU, missing proof, no memory),
+    /// [`ClientError::SessionEnded`], [`ClientError::Deadline`], [`ClientError::Unreachable`].
+    pub async fn acquire(&self, options: AcquireOptions) -> Result<Buffer, ClientError> {
+        let session = self.clone();
+        let call = async move {
+            let expected = session.expect_delivery();
+            let request = session.request(options.into_request());
+            let answer = BuffersClient::new(session.channel()).acquire(request).await;
+            let lease = answer.map_err(|status| session.error("Buffers.Acquire", status))?.into_inner();
+            Buffer::receive(session, expected, lease).await
+        };
+        FinishOnDrop::new(self.runtime(), call).await
+    }
+
+    /// Becomes one more holder of a lease of the same tenant, with an own descriptor. A detached lease is detached no
+    /// more.
+    ///
+    /// # Errors
+    /// As [`Session::acquire`]; a lease of another tenant is refused as an unknown one.
+    pub async fn open_lease(&self, lease_id: u64) -> Result<Buffer, ClientError> {
+        let session = self.clone();
+        let call = async move {
+            let expected = session.expect_delivery();
+            let request = session.request(v1::OpenRequest { lease_id });
+            let answer = BuffersClient::new(session.channel()).open(request).await;
+            let lease = answer.map_err(|status| session.error("Buffers.Open", status))?.into_inner();
+            Buffer::receive(session, expected, lease).await
+        };
+        FinishOnDrop::new(self.runtime(), call).await
+    }
+
+    /// Ends this session's hold on a lease that it has no [`Buffer`] of. `generation` 0 skips the check.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] for a lease that this session does not hold, and a stale generation.
+    pub async fn release_lease(&self, lease_id: u64, generation: u64) -> Result<(), ClientError> {
+        let request = self.request(v1::ReleaseRequest { lease_id, generation });
+        let answer = BuffersClient::new(self.channel()).release(request).await;
+        answer.map(drop).map_err(|status| self.error("Buffers.Release", status))
+    }
+}
+
+impl Buffer {
+    /// The buffer of a reply. From here on it is held, and dropping it gives it back.
+    async fn receive(session: Session, expected: Expectation, lease: v1::Lease) -> Result<Self, ClientError> {
+        let mut buffer = Self {
+            lease_id: lease.lease_id,
+            generation: lease.generation,
+            size_bytes: lease.size_bytes,
+            gpu_uuid: lease.gpu_uuid,
+            label: lease.label,
+            kind: MemoryKind::of(&lease.memory_kind),
+            registrations: lease.registrations.into_iter().map(Hidden).collect(),
+            fd: Mutex::new(None),
+            memory: OnceLock::new(),
+            held: true,
+            live: None,
+            session,
+        };
+        let subject = Subject::Lease(buffer.lease_id);
+        let (mut delivery, live) = buffer.session.claim(expected, lease.delivery_id, subject).await?;
+        buffer.live = Some(live);
+        let fd = delivery.take("memory").ok_or_else(|| ClientError::protocol("a buffer came without its memory fd"))?;
+        buffer.fd.lock().unwrap_or_else(PoisonError::into_inner).replace(fd);
+        Ok(buffer)
+    }
+
+    /// The lease's number.
+    #[must_use]
+    pub fn lease_id(&self) -> u64 {
+        self.lease_id
+    }
+
+    /// The lease's generation.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Length of the buffer, bytes: at least what was asked for.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// UUID of the GPU; empty for host memory.
+    #[must_use]
+    pub fn gpu_uuid(&self) -> &str {
+        &self.gpu_uuid
+    }
+
+    /// The label given at acquire.
+    #[must_use]
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// How the memory is reached.
+    #[must_use]
+    pub fn kind(&self) -> &MemoryKind {
+        &self.kind
+    }
+
+    /// The registrations, nearest HCA first.
+    pub fn registrations(&self) -> impl Iterator<Item = Registration<'_>> {
+        self.registrations.iter().map(|registration| Registration { registration })
+    }
+
+    /// The registration with an HCA.
+    ///
+    /// # Errors
+    /// [`ClientError::InvalidArgument`] when there is none, naming those there are.
+    pub fn registration(&self, hca: &str) -> Result<Registration<'_>, ClientError> {
+        self.registrations().find(|registration| registration.hca() == hca).ok_or_else(|| {
+            let names: Vec<&str> = self.registrations.iter().map(|registration| registration.0.hca.as_str()).collect();
+            ClientError::InvalidArgument {
+                what: format!("lease {} has no registration with {hca}, only with {}", self.lease_id, names.join(", ")),
+            }
+        })
+    }
+
+    /// Whether NICs still take the buffer's registrations as they were lent: one load each, no call.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        let shows = |registration: &Hidden| self.session.generation_of(registration.0.slot);
+        self.registrations.iter().all(|registration| shows(registration) == Some(registration.0.generation))
+    }
+
+    /// The memory, mapped at the first call. The mapping stays valid after the end of the lease: only NIC access ends.
+    ///
+    /// # Errors
+    /// [`ClientError::NotMappable`] for memory of a real GPU, [`ClientError::Memory`].
+    pub fn memory(&self) -> Result<&Segment, ClientError> {
+        if self.kind != MemoryKind::Memfd {
+            return Err(ClientError::NotMappable { kind: format!("{:?}", self.kind) });
+        }
+        if let Some(segment) = self.memory.get() {
+            return Ok(segment);
+        }
+        let mut fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(fd) = fd.take() {
+            let segment = Segment::map(fd, Access::ReadWrite)?;
+            // The lock is held and the descriptor was there, so nobody else has set it.
+            let _ = self.memory.set(segment);
+        }
+        self.memory
+            .get()
+            .ok_or_else(|| ClientError::NotMappable { kind: "a descriptor that could not be mapped".into() })
+    }
+
+    /// Copies bytes of the buffer at `offset` into `to`.
+    ///
+    /// # Errors
+    /// [`ClientError::Memory`] outside the buffer, and as [`Buffer::memory`].
+    pub fn read_into(&self, offset: u64, to: &mut [u8]) -> Result<(), ClientError> {
+        Ok(self.memory()?.read_into(offset, to)?)
+    }
+
+    /// Copies `from` into the buffer at `offset`.
+    ///
+    /// # Errors
+    /// As [`Buffer::read_into`].
+    pub fn write_from(&self, offset: u64, from: &[u8]) -> Result<(), ClientError> {
+        Ok(self.memory()?.write_from(offset, from)?)
+    }
+
+    /// A reader over `len_bytes` at `offset`, for digests and files: `std::io::copy(&mut reader, &mut hasher)`. What a
+    /// NIC writes meanwhile may be seen in part.
+    ///
+    /// # Errors
+    /// As [`Buffer::read_into`].
+    pub fn reader(&self, offset: u64, len_bytes: u64) -> Result<impl std::io::Read + '_, ClientError> {
+        let memory = self.memory()?;
+        memory.check_range(offset, len_bytes)?;
+        Ok(MemoryReader { memory, offset, left_bytes: len_bytes })
+    }
+
+    /// A second descriptor of the memory, to map or import by other means; close-on-exec.
+    ///
+    /// # Errors
+    /// [`ClientError::Io`] when the process has no descriptor left.
+    pub fn try_clone_fd(&self) -> Result<OwnedFd, ClientError> {
+        let clone = |fd: BorrowedFd<'_>| {
+            fd.try_clone_to_owned().map_err(|source| ClientError::io("duplicate the descriptor of a buffer", source))
+        };
+        let fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
+        match (self.memory.get(), fd.as_ref()) {
+            (Some(segment), _) => clone(segment.fd()),
+            (None, Some(fd)) => clone(fd.as_fd()),
+            (None, None) => Err(ClientError::NotMappable { kind: "a descriptor that could not be mapped".into() }),
+        }
+    }
+
+    /// Ends this hold. With the last holder NICs lose access and the memory is scrubbed.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`], such as for receives that are still posted to it; then it is released in the
+    /// background as by a drop, which may be refused again and is then left to the end of the session.
+    pub async fn release(mut self) -> Result<(), ClientError> {
+        let (lease_id, generation) = (self.lease_id, self.generation);
+        self.session.release_lease(lease_id, generation).await?;
+        self.held = false;
+        Ok(())
+    }
+
+    /// Ends this hold, and lets the lease live for `ttl` without one, until a session of the tenant opens it by its id.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] for a time to live beyond the daemon's bound.
+    pub async fn detach(mut self, ttl: Duration) -> Result<(), ClientError> {
+        let ttl = prost_types::Duration::try_from(ttl)
+            .map_err(|_| ClientError::InvalidArgument { what: format!("a time to live of {ttl:?} is too long") })?;
+        let request = self.session.request(v1::DetachRequest { lease_id: self.lease_id, ttl: Some(ttl) });
+        let answer = BuffersClient::new(self.session.channel()).detach(request).await;
+        answer.map_err(|status| self.session.error("Buffers.Detach", status))?;
+        self.held = false;
+        Ok(())
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.held && self.session.end().is_none() {
+            let (session, lease_id, generation) = (self.session.clone(), self.lease_id, self.generation);
+            let runtime = session.runtime().clone();
+            // Nobody is left to tell; what is refused now ends with the session.
+            runtime.spawn(async move { session.release_lease(lease_id, generation).await.ok() });
+        }
+    }
+}
+
+struct MemoryReader<'a> {
+    memory: &'a Segment,
+    offset: u64,
+    left_bytes: u64,
+}
+
+impl std::io::Read for MemoryReader<'_> {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        let len = usize::try_from(self.left_bytes).unwrap_or(usize::MAX).min(to.len());
+        let to = to.get_mut(..len).unwrap_or_default();
+        self.memory.read_into(self.offset, to).map_err(std::io::Error::other)?;
+        self.offset += len as u64;
+        self.left_bytes -= len as u64;
+        Ok(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registration(length_bytes: u64) -> Hidden {
+        Hidden(v1::Registration {
+            hca: "mlx5_0".into(),
+            slot: 3,
+            generation: 9,
+            rkey: 77_777,
+            length_bytes,
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn spans_carry_slot_and_generation_and_stay_inside() {
+        let hidden = registration(100);
+        let registration = Registration { registration: &hidden };
+        let span = registration.span(60, 40).unwrap();
+        assert_eq!((span.slot, span.generation, span.offset, span.len_bytes), (3, 9, 60, 40));
+        for (offset, len) in [(61, 40), (u64::MAX, 1)] {
+            assert!(registration.span(offset, len).is_err(), "{offset} {len}");
+        }
+    }
+
+    #[test]
+    fn debug_output_has_no_rkey() {
+        let hidden = registration(100);
+        assert!(!format!("{:?}", Registration { registration: &hidden }).contains("77777"));
+    }
+
+    #[test]
+    fn readers_give_the_range_and_then_end() {
+        let memory = Segment::create("reader", 4096).unwrap();
+        memory.write_from(10, b"content").unwrap();
+        let mut reader = MemoryReader { memory: &memory, offset: 10, left_bytes: 7 };
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut reader, &mut text).unwrap();
+        assert_eq!(text, "content");
+    }
+}

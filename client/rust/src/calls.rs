@@ -1,0 +1,124 @@
+//! One way to make a gRPC call: its deadline, the session token, and the daemon's refusal as a typed error.
+
+use std::error::Error as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gdrd_proto::SESSION_TOKEN_KEY;
+use tonic::metadata::{BinaryMetadataKey, BinaryMetadataValue};
+use tonic::{Code, Request, Status};
+
+use crate::error::ClientError;
+
+/// gRPC metadata key in which the daemon puts the stable reason of a refusal.
+const REASON_KEY: &str = "gdrd-reason";
+
+/// A session's token, ready for the metadata. Its Debug form hides it.
+#[derive(Clone)]
+pub(crate) struct Token(BinaryMetadataValue);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Token")
+    }
+}
+
+impl Token {
+    pub(crate) fn new(bytes: &[u8]) -> Self {
+        let mut value = BinaryMetadataValue::from_bytes(bytes);
+        value.set_sensitive(true);
+        Self(value)
+    }
+}
+
+/// What every call of one client shares.
+#[derive(Debug, Clone)]
+pub(crate) struct CallContext {
+    pub(crate) deadline: Duration,
+    pub(crate) socket: PathBuf,
+}
+
+impl CallContext {
+    /// `message` with the deadline, which both sides keep.
+    pub(crate) fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.deadline);
+        request
+    }
+
+    /// `message` with the deadline and the token of a session.
+    pub(crate) fn session_request<T>(&self, token: &Token, message: T) -> Request<T> {
+        with_token(token, self.request(message))
+    }
+
+    /// What the failure of `call` means.
+    pub(crate) fn error(&self, call: &'static str, status: Status) -> ClientError {
+        let reason = status.metadata().get(REASON_KEY).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        if reason.is_empty() {
+            match status.code() {
+                // tonic's own timer answers CANCELLED, the daemon's DEADLINE_EXCEEDED.
+                Code::DeadlineExceeded | Code::Cancelled => {
+                    return ClientError::Deadline { call, deadline: self.deadline };
+                }
+                // Only a connection that failed has a source: the daemon's own answers come from the wire.
+                _ if status.source().is_some() => {
+                    return ClientError::Unreachable { path: self.socket.clone(), source: Box::new(status) };
+                }
+                _ => {}
+            }
+        }
+        ClientError::Refused {
+            call,
+            code: status.code(),
+            reason: reason.to_owned(),
+            message: status.message().to_owned(),
+        }
+    }
+}
+
+/// Adds the session's token to a request.
+pub(crate) fn with_token<T>(token: &Token, mut request: Request<T>) -> Request<T> {
+    request.metadata_mut().insert_bin(BinaryMetadataKey::from_static(SESSION_TOKEN_KEY), token.0.clone());
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context() -> CallContext {
+        CallContext { deadline: Duration::from_secs(3), socket: "/run/gdrd/gdrd.sock".into() }
+    }
+
+    #[test]
+    fn a_refusal_keeps_code_reason_and_message() {
+        let mut status = Status::new(Code::NotFound, "no lease 7");
+        status.metadata_mut().insert(REASON_KEY, "LEASE_UNKNOWN".parse().unwrap());
+        let error = context().error("Buffers.Release", status);
+        assert_eq!(error.reason(), Some("LEASE_UNKNOWN"));
+        assert!(matches!(error, ClientError::Refused { code: Code::NotFound, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_timeout_of_either_side_is_a_deadline() {
+        for code in [Code::DeadlineExceeded, Code::Cancelled] {
+            let error = context().error("Host.Status", Status::new(code, "Timeout expired"));
+            assert!(matches!(error, ClientError::Deadline { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_broken_connection_is_unreachable_and_a_plain_unavailable_a_refusal() {
+        let broken = Status::from_error(Box::new(std::io::Error::from(std::io::ErrorKind::ConnectionReset)));
+        assert!(context().error("Host.Status", broken).is_unreachable());
+        let refused = context().error("Host.Status", Status::unavailable("draining"));
+        assert!(matches!(refused, ClientError::Refused { code: Code::Unavailable, .. }), "{refused}");
+    }
+
+    #[test]
+    fn the_token_is_in_no_debug_output() {
+        let request = context().session_request(&Token::new(&[0xab; 32]), ());
+        assert!(request.metadata().get_bin(SESSION_TOKEN_KEY).is_some());
+        assert_eq!(format!("{:?}", Token::new(b"secret")), "Token");
+    }
+}

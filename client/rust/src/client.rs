@@ -1,0 +1,188 @@
+//! The connection to a daemon: topology and host calls, which need no session and survive a restart of the daemon.
+
+use std::time::Duration;
+
+use gdrd_proto::v1;
+use gdrd_proto::v1::host_client::HostClient;
+use gdrd_proto::v1::topology_client::TopologyClient;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Response, Status};
+
+use crate::calls::CallContext;
+use crate::error::ClientError;
+use crate::options::DEFAULT_DEADLINE;
+use crate::runtime_dir::RuntimeDir;
+use crate::session::Session;
+use crate::topology::TopologyWatch;
+
+/// How to connect.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    runtime_dir: Option<RuntimeDir>,
+    deadline: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self { runtime_dir: None, deadline: DEFAULT_DEADLINE }
+    }
+}
+
+impl ClientOptions {
+    /// Uses this runtime folder instead of looking for one.
+    #[must_use]
+    pub fn runtime_dir(mut self, dir: RuntimeDir) -> Self {
+        self.runtime_dir = Some(dir);
+        self
+    }
+
+    /// Longest time that any one call may take; 30 s by default.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Connects and checks that the daemon speaks this client's API version.
+    ///
+    /// # Errors
+    /// [`ClientError::NoDaemon`], [`ClientError::Unreachable`], [`ClientError::Version`].
+    pub async fn connect(self) -> Result<Client, ClientError> {
+        let dir = self.runtime_dir.map_or_else(RuntimeDir::locate, Ok)?;
+        let socket = dir.grpc_socket();
+        let uri = socket.to_str().map(|path| format!("unix:{path}")).ok_or_else(|| ClientError::InvalidArgument {
+            what: format!("runtime folder {} is not UTF-8; use a path that is", dir.path().display()),
+        })?;
+        let endpoint = Endpoint::from_shared(uri)
+            .map_err(|source| ClientError::Unreachable { path: socket.clone(), source: Box::new(source) })?
+            .connect_timeout(self.deadline);
+        // Lazy, so that the channel connects again by itself when the daemon comes back.
+        let channel = endpoint.connect_lazy();
+        let client = Client { channel, context: CallContext { deadline: self.deadline, socket }, dir };
+        let status = client.status().await?;
+        check_api(status.versions.unwrap_or_default().api)?;
+        Ok(client)
+    }
+}
+
+fn check_api(daemon: u32) -> Result<(), ClientError> {
+    let client = gdrd_proto::API_VERSION;
+    if daemon == client { Ok(()) } else { Err(ClientError::Version { what: "API", daemon, client }) }
+}
+
+/// A connection to the daemon. Cheap to clone; clones share it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    channel: Channel,
+    context: CallContext,
+    dir: RuntimeDir,
+}
+
+impl Client {
+    /// Connects to the daemon that [`RuntimeDir::locate`] finds.
+    ///
+    /// # Errors
+    /// As [`ClientOptions::connect`].
+    pub async fn connect() -> Result<Self, ClientError> {
+        ClientOptions::default().connect().await
+    }
+
+    /// The daemon's runtime folder.
+    #[must_use]
+    pub fn runtime_dir(&self) -> &RuntimeDir {
+        &self.dir
+    }
+
+    /// The gRPC channel, for calls that this crate does not wrap.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// Opens a session: the lifeline of buffers and queue pairs. `name` is shown in lists, at most 64 bytes.
+    ///
+    /// # Errors
+    /// [`ClientError::Unreachable`], [`ClientError::Version`], [`ClientError::SessionRefused`],
+    /// [`ClientError::Deadline`].
+    pub async fn open_session(&self, name: &str) -> Result<Session, ClientError> {
+        Session::open(&self.dir.session_socket(), name, self.channel.clone(), self.context.clone()).await
+    }
+
+    /// What the daemon is, which backends it has, and why others are absent.
+    ///
+    /// # Errors
+    /// [`ClientError::Unreachable`], [`ClientError::Deadline`], [`ClientError::Refused`].
+    pub async fn status(&self) -> Result<v1::StatusResponse, ClientError> {
+        self.ask("Host.Status", v1::StatusRequest {}, async |channel, request| {
+            HostClient::new(channel).status(request).await
+        })
+        .await
+    }
+
+    /// The daemon's counters and gauges.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub async fn stats(&self) -> Result<Vec<v1::Stat>, ClientError> {
+        let answer = self.ask("Host.Stats", v1::StatsRequest {}, async |channel, request| {
+            HostClient::new(channel).stats(request).await
+        });
+        Ok(answer.await?.stats)
+    }
+
+    /// The current topology and plan.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub async fn topology(&self) -> Result<v1::GetTopologyResponse, ClientError> {
+        self.ask("Topology.Get", v1::GetTopologyRequest {}, async |channel, request| {
+            TopologyClient::new(channel).get(request).await
+        })
+        .await
+    }
+
+    /// The current topology, then each later one, across restarts of the daemon.
+    #[must_use]
+    pub fn watch_topology(&self) -> TopologyWatch {
+        TopologyWatch::new(self.channel.clone(), self.context.clone())
+    }
+
+    /// Why a GPU, named by name, UUID or BDF, has the NICs it has.
+    ///
+    /// # Errors
+    /// As [`Client::status`]; refused for an unknown GPU.
+    pub async fn explain(&self, gpu: &str) -> Result<v1::ExplainResponse, ClientError> {
+        let request = v1::ExplainRequest { gpu: gpu.to_owned() };
+        self.ask("Topology.Explain", request, async |channel, request| {
+            TopologyClient::new(channel).explain(request).await
+        })
+        .await
+    }
+
+    /// Scored sets of GPUs and NICs, best first.
+    ///
+    /// # Errors
+    /// As [`Client::status`]; refused for more GPUs than there are.
+    pub async fn place(&self, request: v1::PlaceRequest) -> Result<v1::PlaceResponse, ClientError> {
+        self.ask("Topology.Place", request, async |channel, request| TopologyClient::new(channel).place(request).await)
+            .await
+    }
+
+    /// Makes a call that changes nothing. It is tried twice: the first may meet the dead connection to a daemon that
+    /// has been restarted since.
+    async fn ask<Q: Clone, A>(
+        &self,
+        call: &'static str,
+        message: Q,
+        send: impl AsyncFn(Channel, Request<Q>) -> Result<Response<A>, Status>,
+    ) -> Result<A, ClientError> {
+        let attempt = async || {
+            let answer = send(self.channel.clone(), self.context.request(message.clone())).await;
+            answer.map(Response::into_inner).map_err(|status| self.context.error(call, status))
+        };
+        match attempt().await {
+            Err(error) if error.is_unreachable() => attempt().await,
+            answer => answer,
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Brokered queue pairs: the daemon owns the queue pair, this process posts to a ring and polls it.
+
+mod endpoint;
+mod waiter;
+
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gdrd_proto::v1;
+use gdrd_proto::v1::queue_pairs_client::QueuePairsClient;
+use gdrd_ring::{ClientRing, Completion, Operation, Queue, RingError, Submission, SubmissionFlags, SubmitError, Wake};
+
+pub use endpoint::Endpoint;
+use waiter::Waiter;
+
+use crate::error::ClientError;
+use crate::finish::FinishOnDrop;
+use crate::options::QueuePairOptions;
+use crate::session::{Live, Session, Subject};
+
+/// Polls between two looks at the clock and at the session while busy polling.
+const POLLS_PER_LOOK: u32 = 1 << 12;
+
+/// A queue pair. Any task may post and poll; completions go to whoever asks first. Dropped, it is destroyed in the
+/// background; await [`QueuePair::destroy`] to know that it was.
+#[derive(Debug)]
+pub struct QueuePair {
+    session: Session,
+    id: u64,
+    hca: String,
+    port_num: u32,
+    max_inline_bytes: u32,
+    endpoint: Endpoint,
+    ring: Mutex<ClientRing>,
+    doorbell: OwnedFd,
+    waiter: Waiter,
+    live: Live,
+    alive: bool,
+}
+
+impl Session {
+    /// Makes a brokered queue pair. Given up before its end, the call goes on in the background and destroys what it
+    /// got.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] with the daemon's reason (no such HCA or port, quota, policy),
+    /// [`ClientError::SessionEnded`], [`ClientError::Deadline`], [`ClientError::Unreachable`].
+    pub async fn create_queue_pair(&self, options: QueuePairOptions) -> Result<QueuePair, ClientError> {
+        let session = self.clone();
+        let call = async move {
+            let expected = session.expect_delivery();
+            let request = session.request(options.into_request());
+            let answer = QueuePairsClient::new(session.channel()).create(request).await;
+            let made = answer.map_err(|status| session.error("QueuePairs.Create", status))?.into_inner();
+            let subject = Subject::QueuePair(made.queue_pair_id);
+            let (mut delivery, live) = session.claim(expected, made.delivery_id, subject).await?;
+            let mut take = |kind| {
+                let missing = || ClientError::protocol(format!("a queue pair came without its {kind} fd"));
+                delivery.take(kind).ok_or_else(missing)
+            };
+            let opened = (|| Ok((ClientRing::open(take("ring")?)?, take("doorbell")?)))();
+            match opened {
+                Ok((ring, doorbell)) => QueuePair::new(session, made, ring, doorbell, live),
+                Err(error) => {
+                    session.destroy_queue_pair(made.queue_pair_id).await?;
+                    Err(error)
+                }
+            }
+        };
+        FinishOnDrop::new(self.runtime(), call).await
+    }
+
+    async fn destroy_queue_pair(&self, queue_pair_id: u64) -> Result<(), ClientError> {
+        let request = self.request(v1::DestroyQueuePairRequest { queue_pair_id });
+        let answer = QueuePairsClient::new(self.channel()).destroy(request).await;
+        answer.map(drop).map_err(|status| self.error("QueuePairs.Destroy", status))
+    }
+}
+
+impl QueuePair {
+    fn new(
+        session: Session,
+        made: v1::QueuePair,
+        ring: ClientRing,
+        doorbell: OwnedFd,
+        live: Live,
+    ) -> Result<Self, ClientError> {
+        let endpoint = made.endpoint.ok_or_else(|| ClientError::protocol("a queue pair came without its endpoint"))?;
+        Ok(Self {
+            session,
+            id: made.queue_pair_id,
+            hca: made.hca,
+            port_num: made.port_num,
+            max_inline_bytes: made.max_inline_bytes,
+            endpoint: Endpoint::new(endpoint),
+            ring: Mutex::new(ring),
+            doorbell,
+            waiter: Waiter::default(),
+            live,
+            alive: true,
+        })
+    }
+
+    /// The queue pair's number at the daemon.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Name of the HCA: buffers need a registration with it.
+    #[must_use]
+    pub fn hca(&self) -> &str {
+        &self.hca
+    }
+
+    /// Port of the HCA, counted from 1.
+    #[must_use]
+    pub fn port_num(&self) -> u32 {
+        self.port_num
+    }
+
+    /// Longest inline payload, bytes.
+    #[must_use]
+    pub fn max_inline_bytes(&self) -> u32 {
+        self.max_inline_bytes
+    }
+
+    /// This side's address, for the peer.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Most requests that may be outstanding, of sends and of receives.
+    #[must_use]
+    pub fn depths(&self) -> (u32, u32) {
+        let geometry = self.lock().geometry();
+        (geometry.sq_depth(), geometry.rq_depth())
+    }
+
+    /// Requests that are posted and not known to have ended: an unsignalled one is known to have ended by the next
+    /// completion after it.
+    #[must_use]
+    pub fn outstanding(&self, queue: Queue) -> u32 {
+        self.lock().outstanding(queue)
+    }
+
+    /// Connects to the peer whose endpoint the job handed over. Both sides do this.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] for an endpoint that this port cannot reach, or a queue pair that is connected.
+    pub async fn connect(&self, remote: &Endpoint) -> Result<(), ClientError> {
+        let remote = Some(remote.message().clone());
+        let request = self.session.request(v1::ConnectQueuePairRequest { queue_pair_id: self.id, remote });
+        let answer = QueuePairsClient::new(self.session.channel()).connect(request).await;
+        answer.map(drop).map_err(|status| self.session.error("QueuePairs.Connect", status))
+    }
+
+    /// Posts one request that makes a completion. `wr_id` comes back in it.
+    ///
+    /// # Errors
+    /// [`ClientError::Submit`] when the queue is full or closed, or the request is malformed; then nothing was posted.
+    pub fn post(&self, wr_id: u64, operation: Operation) -> Result<(), ClientError> {
+        self.post_with(&Submission { wr_id, flags: SubmissionFlags::SIGNALED, operation })
+    }
+
+    /// Posts one request with these flags.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post`].
+    pub fn post_with(&self, submission: &Submission) -> Result<(), ClientError> {
+        self.post_batch(std::slice::from_ref(submission)).map(drop)
+    }
+
+    /// Posts as many of `batch` as there is room for, in order and with one doorbell, and returns how many.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post`] when not even the first could be posted.
+    pub fn post_batch(&self, batch: &[Submission]) -> Result<usize, ClientError> {
+        let (posted, wake) = {
+            let mut ring = self.lock();
+            let posted = ring.submit_batch(batch).map_err(|error| self.submit_error(error))?;
+            (posted, ring.flush())
+        };
+        if wake == Wake::Needed {
+            self.ring_doorbell()?;
+        }
+        Ok(posted)
+    }
+
+    /// The next completion, if there is one. Makes no system call.
+    ///
+    /// # Errors
+    /// [`ClientError::Ring`] when the queue pair has ended and all was polled, [`ClientError::SessionEnded`].
+    pub fn poll(&self) -> Result<Option<Completion>, ClientError> {
+        let mut ring = self.lock();
+        self.poll_locked(&mut ring)
+    }
+
+    /// The next completion, polling without sleep for at most `patience`; `None` when there was none. Takes the least
+    /// time from post to completion, and a whole CPU.
+    ///
+    /// # Errors
+    /// As [`QueuePair::poll`].
+    pub fn poll_busy(&self, patience: Duration) -> Result<Option<Completion>, ClientError> {
+        let mut ring = self.lock();
+        let mut since = None;
+        loop {
+            for _ in 0..POLLS_PER_LOOK {
+                if let Some(completion) = ring.poll().map_err(RingError::from)? {
+                    return Ok(Some(completion));
+                }
+                std::hint::spin_loop();
+            }
+            if let Some(completion) = self.poll_locked(&mut ring)? {
+                return Ok(Some(completion));
+            }
+            if since.get_or_insert_with(Instant::now).elapsed() > patience {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next completion, asleep until there is one. Cancel-safe: a completion is never lost.
+    ///
+    /// # Errors
+    /// As [`QueuePair::poll`].
+    pub async fn completion(&self) -> Result<Completion, ClientError> {
+        loop {
+            let woken = self.waiter.woken();
+            tokio::pin!(woken);
+            // From here on a wake is noticed, so that one between the poll and the await is not lost.
+            woken.as_mut().enable();
+            {
+                let mut ring = self.lock();
+                let ticket = ring.announce_wait()?;
+                // Closed is looked at first, inside: what was published before the close is then visible.
+                match self.poll_locked(&mut ring) {
+                    Ok(None) => self.waiter.wait_on(ticket)?,
+                    Ok(Some(completion)) => return Ok(completion),
+                    Err(error) => return Err(error),
+                }
+            }
+            tokio::select! {
+                () = woken => {}
+                _ = self.session.ended() => {
+                    // What had come before the end is still handed out.
+                    return self.poll()?.ok_or_else(|| self.closed());
+                }
+            }
+        }
+    }
+
+    /// Destroys the queue pair; what is posted is flushed and makes no completion here.
+    ///
+    /// # Errors
+    /// [`ClientError::SessionEnded`], [`ClientError::Deadline`], [`ClientError::Unreachable`].
+    pub async fn destroy(mut self) -> Result<(), ClientError> {
+        self.session.destroy_queue_pair(self.id).await?;
+        self.alive = false;
+        Ok(())
+    }
+
+    fn poll_locked(&self, ring: &mut ClientRing) -> Result<Option<Completion>, ClientError> {
+        // A completion published before the close is visible to a poll after it.
+        let closed = ring.is_closed();
+        match ring.poll().map_err(RingError::from)? {
+            Some(completion) => Ok(Some(completion)),
+            None if closed => Err(self.closed()),
+            None => match self.session.end() {
+                Some(end) => Err(end.into()),
+                None => Ok(None),
+            },
+        }
+    }
+
+    fn submit_error(&self, error: SubmitError) -> ClientError {
+        match error {
+            SubmitError::Closed => self.closed(),
+            error => error.into(),
+        }
+    }
+
+    /// Why the ring is closed, as exactly as is known.
+    fn closed(&self) -> ClientError {
+        if let Some(end) = self.session.end() {
+            return end.into();
+        }
+        match self.live.failure() {
+            Some(message) => ClientError::QueuePairFailed { queue_pair_id: self.id, message },
+            None => RingError::Closed.into(),
+        }
+    }
+
+    fn ring_doorbell(&self) -> Result<(), ClientError> {
+        // eventfd(2): EAGAIN and a block both mean a counter at its maximum, out of reach by adding 1.
+        let written = rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes());
+        written
+            .map(drop)
+            .map_err(|source| ClientError::io(format!("ring the doorbell of queue pair {}", self.id), source))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ClientRing> {
+        // The ring keeps its own order at every step, so a panic elsewhere in a caller leaves it whole.
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.lock().cancel_waits();
+        if self.alive && self.session.end().is_none() {
+            let (session, id) = (self.session.clone(), self.id);
+            let runtime = session.runtime().clone();
+            // Nobody is left to tell; what is refused now ends with the session.
+            runtime.spawn(async move { session.destroy_queue_pair(id).await.ok() });
+        }
+    }
+}
+
+impl From<gdrd_ring::Corrupt> for ClientError {
+    fn from(corrupt: gdrd_ring::Corrupt) -> Self {
+        Self::Ring(corrupt.into())
+    }
+}

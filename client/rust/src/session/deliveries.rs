@@ -1,0 +1,284 @@
+//! Descriptors that came by the session socket, kept until the call that they belong to asks for them.
+//! Either may come first: the delivery, or the reply that names it. What nobody will ask for is given back.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gdrd_proto::v1;
+use tokio::sync::oneshot;
+
+/// What descriptors belong to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Subject {
+    Lease(u64),
+    QueuePair(u64),
+}
+
+/// Descriptors in the order of their kinds.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    subject: Option<Subject>,
+    kinds: Vec<String>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Delivery {
+    pub(super) fn new(message: v1::Delivery, fds: Vec<OwnedFd>) -> Self {
+        let subject = message.subject.map(|subject| match subject {
+            v1::delivery::Subject::LeaseId(id) => Subject::Lease(id),
+            v1::delivery::Subject::QueuePairId(id) => Subject::QueuePair(id),
+        });
+        Self { subject, kinds: message.kinds, fds }
+    }
+
+    /// Takes the descriptor of this kind out.
+    pub(crate) fn take(&mut self, kind: &str) -> Option<OwnedFd> {
+        let index = self.kinds.iter().position(|found| found == kind).filter(|index| *index < self.fds.len())?;
+        self.kinds.remove(index);
+        Some(self.fds.remove(index))
+    }
+}
+
+enum Slot {
+    Arrived(Delivery),
+    Awaited(oneshot::Sender<Delivery>),
+}
+
+#[derive(Default)]
+struct State {
+    /// Calls under way whose reply may name a delivery.
+    expected: usize,
+    slots: HashMap<u64, Slot>,
+    /// What this process has a handle of, with how many, and why a queue pair among it failed.
+    live: HashMap<Subject, (usize, Option<String>)>,
+    ended: bool,
+}
+
+type GiveBack = dyn Fn(Subject) + Send + Sync;
+
+struct Shared {
+    state: Mutex<State>,
+    give_back: Box<GiveBack>,
+}
+
+/// Deliveries of one session. Cheap to clone; clones share it.
+#[derive(Clone)]
+pub(crate) struct Deliveries(Arc<Shared>);
+
+impl fmt::Debug for Deliveries {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Deliveries").field("waiting", &self.lock().slots.len()).finish_non_exhaustive()
+    }
+}
+
+impl Deliveries {
+    /// `give_back` is called with what was lent to a call that nobody waits for any more. It must not block.
+    pub(super) fn new(give_back: impl Fn(Subject) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Shared { state: Mutex::default(), give_back: Box::new(give_back) }))
+    }
+
+    /// Announces a call whose reply may name a delivery. While no call is announced, nothing is kept.
+    pub(super) fn expect(&self) -> Expectation {
+        self.lock().expected += 1;
+        Expectation(self.clone())
+    }
+
+    /// Hands a delivery to its call, or keeps it for one that is still to ask.
+    pub(super) fn arrive(&self, id: u64, delivery: Delivery) {
+        let orphan = {
+            let mut state = self.lock();
+            match state.slots.remove(&id) {
+                Some(Slot::Awaited(call)) => call.send(delivery).err(),
+                _ if state.ended => None,
+                _ if state.expected > 0 => state.slots.insert(id, Slot::Arrived(delivery)).and_then(arrived),
+                _ => Some(delivery),
+            }
+        };
+        self.return_orphans(orphan);
+    }
+
+    /// The session is over: who waits is told, what came is closed.
+    pub(super) fn end(&self) {
+        let mut state = self.lock();
+        state.ended = true;
+        state.slots.clear();
+    }
+
+    /// Notes why a queue pair failed, for whoever has a handle of it.
+    pub(super) fn fail(&self, queue_pair_id: u64, message: String) {
+        if let Some((_, failure)) = self.lock().live.get_mut(&Subject::QueuePair(queue_pair_id)) {
+            failure.get_or_insert(message);
+        }
+    }
+
+    /// Gives back what calls that were given up had been lent, but what another handle of this process still uses.
+    fn return_orphans(&self, orphans: impl IntoIterator<Item = Delivery>) {
+        for subject in orphans.into_iter().filter_map(|orphan| orphan.subject) {
+            if !self.lock().live.contains_key(&subject) {
+                (self.0.give_back)(subject);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No holder of this lock can panic between two changes that belong together.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn arrived(slot: Slot) -> Option<Delivery> {
+    match slot {
+        Slot::Arrived(delivery) => Some(delivery),
+        Slot::Awaited(_) => None,
+    }
+}
+
+/// One call's right to a delivery.
+#[derive(Debug)]
+pub(crate) struct Expectation(Deliveries);
+
+impl Expectation {
+    /// The delivery `id` for a handle of `subject`, when it has come; `None` when the session ends first.
+    pub(super) async fn claim(self, id: u64, subject: Subject) -> Option<(Delivery, Live)> {
+        let waiting = {
+            let mut state = self.0.lock();
+            match state.slots.remove(&id) {
+                Some(Slot::Arrived(delivery)) => {
+                    state.live.entry(subject).or_default().0 += 1;
+                    return Some((delivery, Live { deliveries: self.0.clone(), subject }));
+                }
+                _ if state.ended => return None,
+                _ => {}
+            }
+            let (sender, receiver) = oneshot::channel();
+            state.slots.insert(id, Slot::Awaited(sender));
+            receiver
+        };
+        let delivery = waiting.await.ok()?;
+        self.0.lock().live.entry(subject).or_default().0 += 1;
+        Some((delivery, Live { deliveries: self.0.clone(), subject }))
+    }
+}
+
+impl Drop for Expectation {
+    fn drop(&mut self) {
+        let left = {
+            let mut state = self.0.lock();
+            state.expected -= 1;
+            if state.expected == 0 { std::mem::take(&mut state.slots) } else { HashMap::new() }
+        };
+        self.0.return_orphans(left.into_values().filter_map(arrived));
+    }
+}
+
+/// Says that this process has a handle of a lease or queue pair.
+#[derive(Debug)]
+pub(crate) struct Live {
+    deliveries: Deliveries,
+    subject: Subject,
+}
+
+impl Live {
+    /// Why the queue pair failed, where the daemon said so.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.deliveries.lock().live.get(&self.subject).and_then(|(_, failure)| failure.clone())
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        let mut state = self.deliveries.lock();
+        if let Some((handles, _)) = state.live.get_mut(&self.subject) {
+            *handles -= 1;
+            if *handles == 0 {
+                state.live.remove(&self.subject);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delivery(lease_id: u64, kind: &str) -> Delivery {
+        let fd = rustix::fs::memfd_create(kind, rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let subject = Some(v1::delivery::Subject::LeaseId(lease_id));
+        Delivery::new(v1::Delivery { kinds: vec![kind.into()], subject, ..Default::default() }, vec![fd])
+    }
+
+    /// Deliveries, and what they gave back.
+    fn deliveries() -> (Deliveries, Arc<Mutex<Vec<Subject>>>) {
+        let given_back = Arc::new(Mutex::new(Vec::new()));
+        let list = Arc::clone(&given_back);
+        (Deliveries::new(move |subject| list.lock().unwrap().push(subject)), given_back)
+    }
+
+    #[tokio::test]
+    async fn a_delivery_before_its_reply_is_kept_and_one_after_it_is_awaited() {
+        let (deliveries, given_back) = deliveries();
+        let (first, second) = (deliveries.expect(), deliveries.expect());
+        deliveries.arrive(1, delivery(10, "memory"));
+        assert!(first.claim(1, Subject::Lease(10)).await.unwrap().0.take("memory").is_some());
+        let later = async { deliveries.arrive(2, delivery(20, "ring")) };
+        let (got, ()) = tokio::join!(second.claim(2, Subject::Lease(20)), later);
+        let (mut got, _live) = got.unwrap();
+        assert!(got.take("memory").is_none());
+        assert!(got.take("ring").is_some());
+        assert!(given_back.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_nobody_expects_is_given_back() {
+        let (deliveries, given_back) = deliveries();
+        deliveries.arrive(1, delivery(10, "memory"));
+        let given_up = deliveries.expect();
+        deliveries.arrive(2, delivery(20, "memory"));
+        drop(given_up);
+        assert!(deliveries.lock().slots.is_empty());
+        assert_eq!(*given_back.lock().unwrap(), [Subject::Lease(10), Subject::Lease(20)]);
+    }
+
+    #[tokio::test]
+    async fn what_another_handle_uses_is_not_given_back() {
+        let (deliveries, given_back) = deliveries();
+        let first = deliveries.expect();
+        deliveries.arrive(1, delivery(10, "memory"));
+        let handle = first.claim(1, Subject::Lease(10)).await.unwrap();
+        deliveries.arrive(2, delivery(10, "memory"));
+        assert!(given_back.lock().unwrap().is_empty());
+        drop(handle);
+        assert!(deliveries.lock().live.is_empty());
+    }
+
+    #[tokio::test]
+    async fn failures_are_kept_for_queue_pairs_that_have_a_handle() {
+        let (deliveries, _) = deliveries();
+        let expected = deliveries.expect();
+        deliveries.arrive(1, delivery(0, "ring"));
+        let (_, live) = expected.claim(1, Subject::QueuePair(7)).await.unwrap();
+        deliveries.fail(7, "its ring is corrupt".into());
+        deliveries.fail(8, "nobody has it".into());
+        assert_eq!(live.failure().as_deref(), Some("its ring is corrupt"));
+        assert_eq!(deliveries.lock().live.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn the_end_of_the_session_ends_every_wait() {
+        let (deliveries, _) = deliveries();
+        let waiting = deliveries.expect();
+        let (got, ()) = tokio::join!(waiting.claim(1, Subject::Lease(1)), async { deliveries.end() });
+        assert!(got.is_none());
+        assert!(deliveries.expect().claim(2, Subject::Lease(1)).await.is_none());
+    }
+
+    #[test]
+    fn kinds_without_a_descriptor_are_not_found() {
+        let mut short = delivery(1, "ring");
+        short.kinds.push("doorbell".into());
+        assert!(short.take("doorbell").is_none());
+        assert!(short.take("ring").is_some());
+    }
+}

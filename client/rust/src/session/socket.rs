@@ -1,0 +1,201 @@
+//! The session socket: whole packets with their descriptors, SOCK_SEQPACKET of unix(7).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use gdrd_proto::MAX_SESSION_PACKET_BYTES;
+use gdrd_proto::v1::{ClientMessage, DaemonMessage, client_message, daemon_message};
+use prost::Message as _;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+};
+use tokio::io::Interest;
+use tokio_seqpacket::UnixSeqpacket;
+
+use crate::error::ClientError;
+
+/// Most descriptors that one packet can carry (SCM_MAX_FD, include/net/scm.h).
+const MAX_FDS: usize = 253;
+
+/// A packet of the daemon and the descriptors that came with it.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) message: daemon_message::Message,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// A connected session socket. Closing it ends the session.
+#[derive(Debug)]
+pub(crate) struct SessionSocket {
+    fd: UnixSeqpacket,
+    owner_pid: u32,
+}
+
+impl SessionSocket {
+    /// Connects, waiting at most `deadline` while the daemon's backlog is full.
+    pub(crate) async fn connect(path: &Path, deadline: Duration) -> Result<Self, ClientError> {
+        let target = path.to_owned();
+        // A connect(2) to a unix socket with a full backlog blocks and is no poll event, so it has a thread.
+        let connected = tokio::task::spawn_blocking(move || connect_blocking(&target, deadline)).await;
+        let unreachable = |source| ClientError::Unreachable { path: path.to_owned(), source };
+        let fd =
+            connected.map_err(|source| unreachable(source.into()))?.map_err(|source| unreachable(source.into()))?;
+        Self::new(fd)
+    }
+
+    fn new(fd: OwnedFd) -> Result<Self, ClientError> {
+        let fd = UnixSeqpacket::try_from(fd).map_err(|source| ClientError::io("watch the session socket", source))?;
+        Ok(Self { fd, owner_pid: std::process::id() })
+    }
+
+    /// Sends one packet.
+    pub(crate) async fn send(
+        &self,
+        message: client_message::Message,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
+        let bytes = ClientMessage { message: Some(message) }.encode_to_vec();
+        if bytes.len() > MAX_SESSION_PACKET_BYTES || fds.len() > MAX_FDS {
+            return Err(ClientError::InvalidArgument {
+                what: format!("a packet of {} bytes and {} fds is too long for a session", bytes.len(), fds.len()),
+            });
+        }
+        let sent =
+            self.fd.as_async_fd().async_io(Interest::WRITABLE, |fd| Ok(send_packet(fd.as_fd(), &bytes, fds)?)).await;
+        sent.map_err(|source| ClientError::io("send on the session socket", source))
+    }
+
+    /// Receives one packet; `None` at the end of the session. Cancel-safe.
+    pub(crate) async fn receive(&self) -> Result<Option<Packet>, ClientError> {
+        let mut bytes = [0_u8; MAX_SESSION_PACKET_BYTES];
+        let got =
+            self.fd.as_async_fd().async_io(Interest::READABLE, |fd| Ok(receive_packet(fd.as_fd(), &mut bytes)?)).await;
+        let got = got.map_err(|source| ClientError::io("receive on the session socket", source))?;
+        if got.truncated {
+            return Err(ClientError::protocol("a session packet was cut off: too long, or no room for its fds"));
+        }
+        let bytes = bytes.get(..got.len_bytes).unwrap_or_default();
+        if bytes.is_empty() && got.fds.is_empty() {
+            return Ok(None);
+        }
+        let message = DaemonMessage::decode(bytes)
+            .map_err(|source| ClientError::protocol(format!("a session packet does not decode: {source}")))?;
+        match message.message {
+            Some(message) => Ok(Some(Packet { message, fds: got.fds })),
+            None => Err(ClientError::protocol("a session packet of an unknown kind; upgrade this client")),
+        }
+    }
+
+    /// Ends the session for every holder of the socket, forked children included.
+    pub(crate) fn shutdown(&self) {
+        // ENOTCONN: the daemon was quicker.
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    /// Whether this is the process that opened the socket, and not a forked child with a copy of it.
+    pub(crate) fn is_owner(&self) -> bool {
+        self.owner_pid == std::process::id()
+    }
+}
+
+fn connect_blocking(path: &Path, deadline: Duration) -> std::io::Result<OwnedFd> {
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&fd, Timeout::Send, Some(deadline))?;
+    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+    rustix::io::ioctl_fionbio(&fd, true)?;
+    Ok(fd)
+}
+
+fn send_packet(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(fds));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
+}
+
+struct Received {
+    len_bytes: usize,
+    fds: Vec<OwnedFd>,
+    truncated: bool,
+}
+
+fn receive_packet(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> rustix::io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let truncated = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    Ok(Received { len_bytes: got.bytes, fds, truncated })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use gdrd_proto::v1;
+
+    /// A session socket and the daemon's end of it, blocking.
+    pub(crate) fn pair() -> (SessionSocket, OwnedFd) {
+        let (ours, daemons) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::io::ioctl_fionbio(&ours, true).unwrap();
+        (SessionSocket::new(ours).unwrap(), daemons)
+    }
+
+    /// Sends a packet as the daemon does.
+    pub(crate) fn daemon_send(daemon: &OwnedFd, message: daemon_message::Message, fds: &[BorrowedFd<'_>]) {
+        let bytes = DaemonMessage { message: Some(message) }.encode_to_vec();
+        send_packet(daemon.as_fd(), &bytes, fds).unwrap();
+    }
+
+    /// Receives a packet as the daemon does.
+    pub(crate) fn daemon_receive(daemon: &OwnedFd) -> Option<client_message::Message> {
+        let mut bytes = [0_u8; MAX_SESSION_PACKET_BYTES];
+        let got = receive_packet(daemon.as_fd(), &mut bytes).unwrap();
+        ClientMessage::decode(&bytes[..got.len_bytes]).unwrap().message
+    }
+
+    #[tokio::test]
+    async fn descriptors_arrive_with_their_packet_and_the_end_is_none() {
+        let (socket, daemon) = pair();
+        let file = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let delivery = v1::Delivery { delivery_id: 9, kinds: vec!["memory".into()], subject: None };
+        daemon_send(&daemon, daemon_message::Message::Delivery(delivery), &[file.as_fd()]);
+        let packet = socket.receive().await.unwrap().unwrap();
+        assert_eq!(packet.fds.len(), 1);
+        assert!(rustix::io::fcntl_getfd(&packet.fds[0]).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        drop(daemon);
+        assert!(socket.receive().await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_packet_that_is_too_long_or_no_message_is_a_protocol_error() {
+        let (socket, daemon) = pair();
+        rustix::net::send(&daemon, &[0xff; MAX_SESSION_PACKET_BYTES + 1], SendFlags::empty()).unwrap();
+        rustix::net::send(&daemon, &[0xff; 12], SendFlags::empty()).unwrap();
+        for _ in 0..2 {
+            assert!(matches!(socket.receive().await, Err(ClientError::Protocol { .. })));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_packet_beyond_the_bound_is_not_sent() {
+        let (socket, _daemon) = pair();
+        let hello = v1::Hello { client_name: "n".repeat(MAX_SESSION_PACKET_BYTES), versions: None };
+        let error = socket.send(client_message::Message::Hello(hello), &[]).await.unwrap_err();
+        assert!(matches!(error, ClientError::InvalidArgument { .. }));
+    }
+}
