@@ -4,8 +4,11 @@
 //!
 //! # Reading a host
 //! Every input gives the same [`model::Snapshot`] `{ generation, source, host }`, immutable:
+//! - [`read_live`] reads this machine, [`read_root`] a captured tree, [`read_input`] any file or folder by what
+//!   it is, each with [`assemble::ReadOptions`] (`gpu_ids`).
 //! - [`profile::builtin`]`("dgx-a100")`, [`profile::builtin_names`], [`profile::snapshot`] for text of the
-//!   host profile format (docs/host-profile.md), [`profile::render`] to write one.
+//!   host profile format (docs/host-profile.md), [`profile::render`] to write one, [`sysfs::build::build`] to
+//!   write a sysfs tree of it.
 //!
 //! # The model
 //! [`model::Host`] has `gpus` (in PCI order, named `GPU0`…, with `uuid()`, `memory_bytes`, `device_node`,
@@ -32,6 +35,9 @@ pub mod level;
 pub mod link;
 pub mod model;
 pub mod profile;
+mod read;
 pub mod source;
+pub mod sysfs;
 
 pub use error::TopologyError;
+pub use read::{read_input, read_live, read_root};

@@ -52,6 +52,8 @@ pub struct Host {
     pub nvlinks: Vec<NvLink>,
     /// Levels that the input states itself, for inputs without a PCI tree.
     pub given_levels: Vec<GivenLevel>,
+    /// Loaded kernel modules that let an RDMA NIC reach GPU memory (`nvidia_peermem`, `amdgpu`).
+    pub peer_memory_modules: Vec<String>,
     /// What could not be read or was left out, each naming its path or device.
     pub warnings: Vec<String>,
 }

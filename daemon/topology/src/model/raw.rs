@@ -31,6 +31,8 @@ pub struct RawHost {
     pub(crate) nvlinks: Vec<RawNvLink>,
     /// Levels stated by the input.
     pub given_levels: Vec<GivenLevel>,
+    /// Loaded kernel modules that let a NIC reach GPU memory.
+    pub peer_memory_modules: Vec<String>,
     /// What could not be read.
     pub warnings: Vec<String>,
 }
@@ -50,6 +52,7 @@ impl RawHost {
             gpus: Vec::new(),
             nvlinks: Vec::new(),
             given_levels: Vec::new(),
+            peer_memory_modules: Vec::new(),
             warnings: Vec::new(),
         }
     }

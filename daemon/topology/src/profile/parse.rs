@@ -83,6 +83,7 @@ impl Reader {
             "port" => self.port(&mut line)?,
             "gid" => self.gid(&mut line)?,
             "no-class-infiniband" => self.has_rdma_class = false,
+            "module" => self.raw.peer_memory_modules.push(line.word("a module")?.to_owned()),
             "net" => self.net(&mut line)?,
             "drive" => self.drive(&mut line)?,
             "nvlink" => self.nvlink(&mut line)?,

@@ -36,6 +36,9 @@ fn write_all(out: &mut String, host: &Host) -> std::fmt::Result {
         }
         writeln!(out)?;
     }
+    for module in &host.peer_memory_modules {
+        writeln!(out, "module {module}")?;
+    }
     let roots = root_numa(host);
     for (root, numa) in &roots {
         writeln!(out, "root {root}{}", key("numa", numa.map(|numa| numa.to_string())))?;

@@ -1,0 +1,53 @@
+//! Reader of sysfs trees: the live `/sys`, or a captured one below any folder.
+//!
+//! Lists facts only; conclusions are [`crate::assemble`]'s. Nothing outside the root is opened, every read is
+//! bounded, and what cannot be read becomes a warning that names its path.
+
+pub mod build;
+mod others;
+mod pci;
+mod place;
+mod rdma;
+mod tree;
+
+use std::path::Path;
+
+use sysfs_class::{PciDevice, SysClass};
+
+use crate::error::TopologyError;
+use crate::model::RawHost;
+use crate::source::SourceKind;
+use tree::Tree;
+
+/// Lists the facts of a sysfs tree below `root`, which holds `sys/` or is it.
+///
+/// # Errors
+/// The root cannot be opened, holds no sysfs tree, or a folder has more entries than any host.
+pub fn read(root: &Path, source: SourceKind) -> Result<RawHost, TopologyError> {
+    let tree = Tree::open(root)?;
+    let mut raw = RawHost::new(source);
+    raw.numa_nodes = others::numa_nodes(&tree);
+    raw.functions = pci::read(&tree, source)?;
+    raw.hcas = rdma::read(&tree)?;
+    raw.netdevs = others::netdevs(&tree, source);
+    raw.drives = others::drives(&tree, source);
+    raw.peer_memory_modules = others::peer_memory_modules(&tree);
+    raw.warnings = tree.take_warnings();
+    Ok(raw)
+}
+
+/// Lists the facts of this machine, and checks the list of PCI functions against another reader's.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_live() -> Result<RawHost, TopologyError> {
+    let mut raw = read(Path::new("/"), SourceKind::Live)?;
+    // A second opinion on the list alone: that crate's getters trust the content of the files.
+    if let Ok(devices) = PciDevice::all() {
+        let (ours, theirs) = (raw.functions.len(), devices.len());
+        if ours != theirs {
+            raw.warnings.push(format!("sys/bus/pci/devices: read {ours} functions, a second listing has {theirs}"));
+        }
+    }
+    Ok(raw)
+}

@@ -1,0 +1,97 @@
+//! RDMA devices: class/infiniband.
+
+use std::net::Ipv6Addr;
+
+use crate::error::TopologyError;
+use crate::guid;
+use crate::model::{Gid, GidKind, LinkLayer, Port, PortState, RawHca};
+use crate::sysfs::pci::{device_path, short};
+use crate::sysfs::place::{steps, sub_function};
+use crate::sysfs::tree::Tree;
+
+const CLASS: &str = "sys/class/infiniband";
+/// Most ports of one device; verbs numbers them from 1 in 8 bits, real ones have one or two.
+const MAX_PORTS: usize = 64;
+/// Most GID table entries read of one port.
+const MAX_GIDS: usize = 1024;
+
+/// Reads all RDMA devices; `None` if the tree has no class/infiniband.
+pub(super) fn read(tree: &Tree) -> Result<Option<Vec<RawHca>>, TopologyError> {
+    let names = tree.list(CLASS)?;
+    Ok(names.map(|names| names.into_iter().map(|name| hca(tree, name)).collect()))
+}
+
+fn hca(tree: &Tree, name: String) -> RawHca {
+    let entry = format!("{CLASS}/{name}");
+    let path = device_path(tree, &entry);
+    let bdf = path.as_ref().and_then(|path| steps(path).pop()).map(|step| step.bdf);
+    let read_guid = |file: &str| tree.text(&format!("{entry}/{file}")).and_then(|text| guid::parse(&text));
+    RawHca {
+        bdf,
+        data_direct: None,
+        sub_function: path.as_deref().and_then(sub_function),
+        parent_netdev: tree.text(&format!("{entry}/parent")).filter(|_| bdf.is_none()),
+        ports: ports(tree, &entry),
+        node_guid: read_guid("node_guid"),
+        sys_image_guid: read_guid("sys_image_guid"),
+        name,
+    }
+}
+
+fn ports(tree: &Tree, entry: &str) -> Vec<Port> {
+    let folder = format!("{entry}/ports");
+    let mut ports = Vec::new();
+    for name in tree.list_or_warn(&folder) {
+        let path = format!("{folder}/{name}");
+        match name.parse() {
+            Ok(port_num) if port_num > 0 && ports.len() < MAX_PORTS => ports.push(port(tree, port_num, &path)),
+            _ => tree.warn(&path, "is no port number, left out"),
+        }
+    }
+    ports
+}
+
+fn port(tree: &Tree, port_num: u8, path: &str) -> Port {
+    let text = |file: &str| tree.text(&format!("{path}/{file}"));
+    Port {
+        port_num,
+        state: text("state").map_or(PortState::Unknown, |state| PortState::parse(&state)),
+        link_layer: text("link_layer").map_or(LinkLayer::Unknown, |layer| LinkLayer::parse(&layer)),
+        rate_gbps: text("rate").and_then(|rate| rate_gbps(tree, path, &rate)),
+        gids: gids(tree, path),
+    }
+}
+
+/// Reads `200 Gb/sec (4X HDR)`.
+fn rate_gbps(tree: &Tree, path: &str, text: &str) -> Option<f64> {
+    let mut words = text.split_whitespace();
+    let number: Option<f64> = words.next().and_then(|word| word.parse().ok());
+    let rate = number.filter(|rate| rate.is_finite() && *rate > 0.0 && words.next() == Some("Gb/sec"));
+    if rate.is_none() {
+        tree.warn(path, format_args!("rate `{}` is not understood", short(text)));
+    }
+    rate
+}
+
+/// GIDs in use. Tables are sparse: empty slots are zero, and their type gives EINVAL.
+fn gids(tree: &Tree, port: &str) -> Vec<Gid> {
+    let mut gids = Vec::new();
+    for name in tree.list_or_warn(&format!("{port}/gids")).into_iter().take(MAX_GIDS) {
+        let Ok(gid_index) = name.parse() else { continue };
+        let gid = tree.quiet_text(&format!("{port}/gids/{name}")).and_then(|text| text.parse().ok());
+        let Some(gid) = gid.filter(|gid: &Ipv6Addr| !gid.is_unspecified()) else { continue };
+        let kind = tree.quiet_text(&format!("{port}/gid_attrs/types/{name}"));
+        gids.push(Gid {
+            gid_index,
+            gid,
+            kind: kind.and_then(|kind| match kind.as_str() {
+                "IB/RoCE v1" => Some(GidKind::IbOrRoceV1),
+                "RoCE v2" => Some(GidKind::RoceV2),
+                _ => None,
+            }),
+            netdev: tree.quiet_text(&format!("{port}/gid_attrs/ndevs/{name}")).filter(|name| !name.is_empty()),
+        });
+    }
+    gids.sort_by_key(|gid| gid.gid_index);
+    gids
+}
