@@ -73,10 +73,15 @@ fi
 
 # The least Rust version stands once, in Cargo.toml.
 least=$(sed -n 's/^rust-version = "\([0-9.]*\)"$/\1/p' Cargo.toml)
-if ! command -v cargo >/dev/null || ! found=$(rustc --version 2>/dev/null | cut -d' ' -f2); then
+if ! command -v cargo >/dev/null; then
   echo "setup: gdrd needs Rust $least or later, and no cargo is on the PATH; see https://www.rust-lang.org/tools/install" >&2
   exit 1
 fi
+if ! found=$(rustc --version); then
+  echo "setup: gdrd needs Rust $least or later, and rustc does not run (see above)" >&2
+  exit 1
+fi
+found=$(cut -d' ' -f2 <<<"$found")
 if [[ $(printf '%s\n%s\n' "$least" "$found" | sort -V | head -n 1) != "$least" ]]; then
   echo "setup: gdrd needs Rust $least or later and found $found; update it, with rustup: rustup update stable" >&2
   exit 1

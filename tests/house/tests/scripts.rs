@@ -96,3 +96,12 @@ fn a_rust_that_is_new_enough_passes_without_a_word() {
         assert!(output.stdout.is_empty() && output.stderr.is_empty());
     }
 }
+
+#[test]
+fn a_rust_that_does_not_run_is_told_apart_from_none() {
+    let output = StandIns::new(&[("cargo", "exit 0"), ("rustc", "echo 'no default toolchain' >&2; exit 1")])
+        .run("scripts/setup.sh");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success());
+    assert!(said.starts_with("no default toolchain\n") && said.contains("rustc does not run"), "{said}");
+}
