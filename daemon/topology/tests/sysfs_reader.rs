@@ -13,13 +13,13 @@ use gdrd_topology::{TopologyError, profile, read_input, read_root};
 use tempfile::TempDir;
 
 fn tree_of(host: &Host) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    build(host, folder.path()).unwrap();
+    let folder = tempfile::tempdir().expect("the temporary folder is writable");
+    build(host, folder.path()).expect("a host is written as a tree");
     folder
 }
 
 fn read(root: &Path) -> Snapshot {
-    read_root(root, &ReadOptions::default()).unwrap()
+    read_root(root, &ReadOptions::default()).expect("the tree reads as a host")
 }
 
 /// A host as sysfs can tell it: without sources, and without what sysfs does not hold.
