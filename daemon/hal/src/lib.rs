@@ -9,11 +9,13 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod gpu_facts;
 mod gpu_memory;
 mod hca;
 mod work;
 
 pub use error::{GpuMemoryError, HcaError, PostError};
+pub use gpu_facts::{DeviceNumber, GpuFact, GpuFacts, GpuHealth};
 pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid};
 pub use hca::{
     ACK_TIMEOUT_EXPONENT, Access, AtomicScope, CompletionQueue, CqId, Endpoint, GRH_BYTES, Gid, GidEntry, GidType, Hca,
