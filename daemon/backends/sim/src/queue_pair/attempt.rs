@@ -1,0 +1,207 @@
+//! One try of one send: the requester's checks, then the responder's part, as both HCAs would do them.
+
+use std::sync::Arc;
+
+use gdrd_hal::{Access, LocalSpan, Opcode, QueuePairType, WorkRequest, WorkStatus};
+use gdrd_shm::Segment;
+
+use super::{Aftermath, Connection, QueuePairCore, Reason, SendSide};
+use crate::keys::KeyKind;
+use crate::region::Pinned;
+
+/// What came of a try.
+pub(super) enum Attempt {
+    /// Executed: bytes moved, or the status it failed with.
+    Done(Result<u32, WorkStatus>),
+    /// Not executed; try again later.
+    Wait(Reason),
+}
+
+impl Attempt {
+    pub(super) fn failed(status: WorkStatus) -> Self {
+        Self::Done(Err(status))
+    }
+}
+
+/// A range of a region that passed all checks. The region cannot go while this lives.
+pub(super) struct Place {
+    region: Pinned,
+    pub(super) offset: u64,
+}
+
+impl Place {
+    pub(super) fn segment(&self) -> &Segment {
+        &self.region.segment
+    }
+}
+
+/// What a send or write carries.
+pub(super) enum Payload<'a> {
+    Nothing,
+    Inline(&'a [u8]),
+    Memory(Place),
+}
+
+impl Payload<'_> {
+    /// Lands `len_bytes` at an offset of a segment. The range was checked and is writable.
+    pub(super) fn land(&self, to: &Segment, offset: u64, len_bytes: u32) -> Result<(), WorkStatus> {
+        let copied = match self {
+            Self::Nothing => Ok(()),
+            Self::Inline(bytes) => to.write_from(offset, bytes),
+            Self::Memory(from) => from.segment().copy_to(from.offset, to, offset, u64::from(len_bytes)),
+        };
+        copied.map_err(|_| WorkStatus::RemoteOperation)
+    }
+}
+
+impl QueuePairCore {
+    /// Local memory of a request. Local keys need no right to be read and `local_write` to be written.
+    pub(super) fn local_place(&self, span: LocalSpan, writes: bool) -> Result<Place, WorkStatus> {
+        let right = |access: &Access| !writes || access.local_write;
+        let place = self.place(KeyKind::Local, span.lkey, span.addr, span.len_bytes, right);
+        place.ok_or(WorkStatus::LocalProtection)
+    }
+
+    /// Memory that a peer names by rkey, if our domain, the range and the right allow it.
+    pub(super) fn place(
+        &self,
+        kind: KeyKind,
+        key: u32,
+        addr: u64,
+        len_bytes: u32,
+        right: impl Fn(&Access) -> bool,
+    ) -> Option<Place> {
+        let region = self.hca.keys.find(kind, key)?;
+        let region = region.pin()?;
+        if region.pd_id != self.pd_id || !right(&region.access) {
+            return None;
+        }
+        let offset = region.locate(addr, u64::from(len_bytes))?;
+        Some(Place { region, offset })
+    }
+
+    pub(super) fn payload<'a>(&self, request: &'a WorkRequest) -> Result<(Payload<'a>, u32), WorkStatus> {
+        let inline = usize::from(request.inline_len);
+        if inline > 0 {
+            return Ok((Payload::Inline(&request.inline[..inline]), u32::from(request.inline_len)));
+        }
+        let len_bytes = request.local.len_bytes;
+        if u64::from(len_bytes) > self.hca.capabilities.max_message_bytes {
+            return Err(WorkStatus::LocalLength);
+        }
+        match len_bytes {
+            0 => Ok((Payload::Nothing, 0)),
+            _ => Ok((Payload::Memory(self.local_place(request.local, false)?), len_bytes)),
+        }
+    }
+
+    /// Tries one send.
+    pub(super) fn attempt(
+        self: &Arc<Self>,
+        send: &mut SendSide,
+        request: &WorkRequest,
+        after: &mut Aftermath,
+    ) -> Attempt {
+        after.kick |= self.hca.fire_due_faults();
+        let Some(connection) = self.connection.get() else { return Attempt::Wait(Reason::NoAnswer) };
+        if self.config.qp_type == QueuePairType::Ud {
+            return self.attempt_datagram(connection, request);
+        }
+        match request.opcode {
+            Opcode::Read | Opcode::Flush => self.attempt_read(send, connection, request, after),
+            Opcode::FetchAdd | Opcode::CompareSwap => self.attempt_atomic(send, connection, request, after),
+            _ => self.attempt_message(send, connection, request, after),
+        }
+    }
+
+    /// The other end, while packets pass both ways and it takes ours.
+    fn reach(self: &Arc<Self>, send: &mut SendSide, connection: &Connection) -> Option<Arc<Self>> {
+        let hca = connection.hca.as_ref()?;
+        let local_port = self.hca.port(self.config.port_num)?;
+        let remote_port = hca.port(connection.remote.port_num)?;
+        if hca.is_gone() || !local_port.passes(connection.local_epoch) || !remote_port.passes(connection.remote_epoch) {
+            return None;
+        }
+        if send.peer.as_ref().is_none_or(|peer| peer.state().is_none()) {
+            send.peer = hca.find_queue_pair(connection.remote.qp_num);
+        }
+        let peer = send.peer.as_ref()?;
+        peer.takes_from(self, connection).then(|| Arc::clone(peer))
+    }
+
+    /// Whether we, as responder, are connected to `requester` and agree on its sequence numbers.
+    fn takes_from(&self, requester: &Self, connection: &Connection) -> bool {
+        let Some(own) = self.connection.get().filter(|_| self.is_rts()) else { return false };
+        self.config.qp_type == QueuePairType::Rc
+            && own.remote.qp_num == requester.qp_num
+            && own.remote.psn == requester.psn
+            && own.remote.port_num == requester.config.port_num
+            && own.hca.as_ref().is_some_and(|hca| Arc::ptr_eq(hca, &requester.hca))
+            && connection.remote.psn == self.psn
+    }
+
+    fn attempt_message(
+        self: &Arc<Self>,
+        send: &mut SendSide,
+        connection: &Connection,
+        request: &WorkRequest,
+        after: &mut Aftermath,
+    ) -> Attempt {
+        let (payload, len_bytes) = match self.payload(request) {
+            Ok(payload) => payload,
+            Err(status) => return Attempt::failed(status),
+        };
+        let Some(peer) = self.reach(send, connection) else { return Attempt::Wait(Reason::NoAnswer) };
+        match request.opcode {
+            Opcode::Write => Attempt::Done(peer.take_write(request, &payload, len_bytes, after)),
+            _ => peer.take_message(self, request, &payload, len_bytes, after),
+        }
+    }
+
+    fn attempt_read(
+        self: &Arc<Self>,
+        send: &mut SendSide,
+        connection: &Connection,
+        request: &WorkRequest,
+        after: &mut Aftermath,
+    ) -> Attempt {
+        let len_bytes = request.local.len_bytes;
+        if u64::from(len_bytes) > self.hca.capabilities.max_message_bytes {
+            return Attempt::failed(WorkStatus::LocalLength);
+        }
+        let Some(peer) = self.reach(send, connection) else { return Attempt::Wait(Reason::NoAnswer) };
+        if len_bytes == 0 && request.opcode == Opcode::Read {
+            return Attempt::Done(Ok(0));
+        }
+        // A flush of no bytes would read nothing and so prove nothing.
+        let result = match len_bytes {
+            0 => Err(WorkStatus::LocalLength),
+            _ => peer.take_read(request, after).and_then(|from| {
+                let to = self.local_place(request.local, true)?;
+                let copied = from.segment().copy_to(from.offset, to.segment(), to.offset, u64::from(len_bytes));
+                copied.map(|()| len_bytes).map_err(|_| WorkStatus::LocalProtection)
+            }),
+        };
+        Attempt::Done(result)
+    }
+
+    fn attempt_atomic(
+        self: &Arc<Self>,
+        send: &mut SendSide,
+        connection: &Connection,
+        request: &WorkRequest,
+        after: &mut Aftermath,
+    ) -> Attempt {
+        if request.local.len_bytes != super::respond::ATOMIC_BYTES {
+            return Attempt::failed(WorkStatus::LocalLength);
+        }
+        let Some(peer) = self.reach(send, connection) else { return Attempt::Wait(Reason::NoAnswer) };
+        // The peer's memory changes even if the old value finds no place here: the answer comes after the deed.
+        let result = peer.take_atomic(request, after).and_then(|old| {
+            let to = self.local_place(request.local, true)?;
+            let stored = to.segment().write_from(to.offset, &old.to_ne_bytes());
+            stored.map(|()| super::respond::ATOMIC_BYTES).map_err(|_| WorkStatus::LocalProtection)
+        });
+        Attempt::Done(result)
+    }
+}
