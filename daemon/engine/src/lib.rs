@@ -10,6 +10,7 @@
 //! Must not know: gRPC, sockets, tokio, or which backend serves the hardware.
 #![forbid(unsafe_code)]
 
+pub mod broker;
 #[allow(dead_code)]
 mod call;
 mod config;

@@ -1,0 +1,316 @@
+//! The engine's handle on the broker.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use gdrd_hal::{Hca, QueuePairParts};
+use gdrd_ring::{BrokerRing, Geometry};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::cold::{Cold, Job};
+use super::command::{Command, Gather, Inbox};
+use super::config::{Config, Placement};
+use super::error::{BrokerError, BrokerEvent};
+pub use super::hca::Reservation;
+use super::hca::{CqSetup, HcaShare};
+use super::queue_pair::{Pieces, QueuePair};
+use super::registry::{Detach, Registry};
+use super::request::QueuePairLimits;
+use super::slots::{HcaIndex, SlotTable};
+use super::stats::{BrokerStats, QueuePairCounters, ThreadCounters};
+use super::worker::{EventSink, Setup, Worker};
+use crate::ids::{QueuePairId, SlotId};
+
+/// A queue pair for the broker to serve.
+pub struct QueuePairSetup {
+    /// Its id, unique while it is attached.
+    pub id: QueuePairId,
+    /// The daemon's side of its ring, with the depths that the queue pair was made with.
+    pub ring: BrokerRing,
+    /// The eventfd that the client writes to wake the broker; a dup of what the client has. Nonblocking
+    /// or not makes no difference here: it is only watched.
+    pub doorbell: OwnedFd,
+    /// The queue pair, made on [`Reservation::cq`]. The broker destroys it: others keep only a
+    /// `Weak` of its control side.
+    pub parts: QueuePairParts,
+    /// Registration slots of the tenant.
+    pub slots: Arc<SlotTable>,
+    /// What it can carry.
+    pub limits: QueuePairLimits,
+}
+
+impl std::fmt::Debug for QueuePairSetup {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("QueuePairSetup").field("id", &self.id).field("parts", &self.parts).finish_non_exhaustive()
+    }
+}
+
+struct ThreadHandle {
+    inbox: Arc<Inbox>,
+    counters: Arc<ThreadCounters>,
+    numa_node: Option<u32>,
+    /// Reservations made so far, to spread them.
+    chosen: AtomicU32,
+}
+
+/// The broker's threads. Shut down when dropped.
+pub struct Broker {
+    config: Config,
+    threads: Vec<ThreadHandle>,
+    registry: Arc<Registry>,
+    hcas: Mutex<BTreeMap<HcaIndex, Arc<HcaShare>>>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+    cold: Mutex<Vec<(Cold, JoinHandle<()>)>>,
+}
+
+impl std::fmt::Debug for Broker {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Broker").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Broker {
+    /// Starts the threads. `events` is called on them and must neither block nor call back.
+    ///
+    /// # Errors
+    /// [`BrokerError::Threads`], [`BrokerError::System`].
+    pub fn start(config: Config, events: impl Fn(BrokerEvent) + Send + Sync + 'static) -> Result<Self, BrokerError> {
+        let asked = config.threads.len();
+        if asked == 0 || asked > Config::MAX_THREADS {
+            return Err(BrokerError::Threads { asked, most: Config::MAX_THREADS });
+        }
+        let events: EventSink = Arc::new(events);
+        let mut broker = Self {
+            threads: Vec::with_capacity(asked),
+            registry: Arc::default(),
+            hcas: Mutex::default(),
+            workers: Mutex::default(),
+            cold: Mutex::default(),
+            config,
+        };
+        for (index, placement) in broker.config.threads.clone().into_iter().enumerate() {
+            broker.start_thread(index, placement, &events)?;
+        }
+        Ok(broker)
+    }
+
+    fn start_thread(&mut self, index: usize, placement: Placement, events: &EventSink) -> Result<(), BrokerError> {
+        let inbox = Arc::new(Inbox::new()?);
+        let counters = Arc::new(ThreadCounters::default());
+        let worker = Worker::new(Setup {
+            inbox: Arc::clone(&inbox),
+            registry: Arc::clone(&self.registry),
+            counters: Arc::clone(&counters),
+            events: Arc::clone(events),
+            spin: self.config.spin,
+            drain: self.config.drain,
+        })?;
+        let numa_node = placement.numa_node;
+        let thread = std::thread::Builder::new()
+            .name(format!("gdrd-broker-{index}"))
+            .spawn(move || {
+                settle_on(&placement);
+                worker.run();
+            })
+            .map_err(|source| BrokerError::System { call: "spawn", source })?;
+        lock(&self.workers).push(thread);
+        self.threads.push(ThreadHandle { inbox, counters, numa_node, chosen: AtomicU32::new(0) });
+        Ok(())
+    }
+
+    /// Room for one queue pair of `depths` on a completion queue of `device`, on the thread nearest to
+    /// `numa_node`. The queue pair is then made on [`Reservation::cq`]. May block on the driver.
+    ///
+    /// # Errors
+    /// [`BrokerError::Exhausted`], [`BrokerError::CompletionQueue`], [`BrokerError::System`], [`BrokerError::ShutDown`].
+    pub fn reserve(
+        &self,
+        hca: HcaIndex,
+        device: &dyn Hca,
+        depths: Geometry,
+        numa_node: Option<u32>,
+    ) -> Result<Reservation, BrokerError> {
+        let share = self.share_of(hca)?;
+        let threads = self.by_preference(numa_node);
+        let entries = entries_of(depths);
+        let add = |thread: usize, setup: CqSetup| self.send(thread, Command::AddCq(setup));
+        let reservation = share.reserve(device, &threads, entries, self.config.cq_entries, &add)?;
+        if let Some(thread) = self.threads.get(reservation.share.thread) {
+            thread.chosen.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(reservation)
+    }
+
+    /// Hands a queue pair to its thread, which serves its ring from here on.
+    ///
+    /// # Errors
+    /// [`BrokerError::Depth`], [`BrokerError::Attached`], [`BrokerError::ShutDown`]; the setup is dropped.
+    pub fn attach(&self, reservation: Reservation, setup: QueuePairSetup) -> Result<(), BrokerError> {
+        let QueuePairSetup { id, ring, doorbell, parts, slots, limits } = setup;
+        let wanted = entries_of(ring.geometry());
+        if wanted > reservation.entries {
+            return Err(BrokerError::Depth { id, wanted, reserved: reservation.entries });
+        }
+        let counters = Arc::new(QueuePairCounters::default());
+        let thread = reservation.share.thread;
+        if !self.registry.enter(id, thread, Arc::clone(&counters)) {
+            return Err(BrokerError::Attached { id });
+        }
+        let pieces = Pieces { id, ring, doorbell, parts, slots, limits, reservation, counters };
+        self.send(thread, Command::Attach(Box::new(QueuePair::new(pieces)))).inspect_err(|_| self.registry.ended(id))
+    }
+
+    /// Ends a queue pair: it goes to ERR, what it has posted flushes or is given up after
+    /// [`Config::drain`], it is destroyed and its ring closed; then `done` is called, on a thread of
+    /// the broker, and must not block for long. At once if the queue pair is not attached. Does not block.
+    pub fn detach(&self, id: QueuePairId, done: impl FnOnce() + Send + 'static) {
+        match self.registry.detach(id, Box::new(done)) {
+            Detach::Absent(done) => done(),
+            Detach::Waits => {}
+            Detach::Tell(thread) => {
+                // A thread that has stopped has ended all its queue pairs.
+                let _ = self.send(thread, Command::Detach(id));
+            }
+        }
+    }
+
+    /// Moves a queue pair to ERR and keeps it attached: what is posted flushes, what is submitted later
+    /// completes as flushed. Nothing if it is not attached. Does not block.
+    pub fn fail(&self, id: QueuePairId) {
+        if let Some(thread) = self.registry.thread_of(id) {
+            // A thread that has stopped has ended all its queue pairs.
+            let _ = self.send(thread, Command::Fail(id));
+        }
+    }
+
+    /// Moves to ERR every queue pair that has work in flight on `slot`, so that a pending
+    /// [`SlotTable::quiesce`] ends, within [`Config::drain`] and the driver's time. Does not block.
+    pub fn flush_users(&self, table: &Arc<SlotTable>, slot: SlotId) {
+        for thread in 0..self.threads.len() {
+            // A thread that has stopped has ended all its queue pairs.
+            let _ = self.send(thread, Command::FlushUsers(Arc::clone(table), slot));
+        }
+    }
+
+    /// Names the queue pairs that have receives posted on `slot`, in order of id. `reply` is called on
+    /// a broker thread. Ask [`SlotTable::posted_receives`] first: it costs nothing.
+    pub fn receive_users(
+        &self,
+        table: &Arc<SlotTable>,
+        slot: SlotId,
+        reply: impl FnOnce(Vec<QueuePairId>) + Send + Sync + 'static,
+    ) {
+        let gather = Gather::new(reply);
+        for thread in 0..self.threads.len() {
+            // A thread that has stopped has none.
+            let _ = self.send(thread, Command::ReceiveUsers(Arc::clone(table), slot, Arc::clone(&gather)));
+        }
+    }
+
+    /// Lets go of an HCA that went away. Queue pairs on it stay attached until they are detached. An
+    /// HCA that comes back may take the same index.
+    pub fn forget_hca(&self, hca: HcaIndex) {
+        if lock(&self.hcas).remove(&hca).is_some() {
+            for thread in 0..self.threads.len() {
+                // A thread that has stopped has none.
+                let _ = self.send(thread, Command::ForgetHca(hca));
+            }
+        }
+    }
+
+    /// All counters.
+    #[must_use]
+    pub fn stats(&self) -> BrokerStats {
+        let threads = self.threads.iter().enumerate();
+        BrokerStats {
+            threads: threads.map(|(index, thread)| thread.counters.read(self.registry.count(index))).collect(),
+            queue_pairs: self.registry.stats(),
+        }
+    }
+
+    /// Ends all queue pairs and joins all threads. Blocks on the driver; does nothing the second time.
+    pub fn shutdown(&self) {
+        for thread in &self.threads {
+            // A closed mailbox means that the thread has stopped.
+            let _ = thread.inbox.send(Command::Stop);
+        }
+        let workers = std::mem::take(&mut *lock(&self.workers));
+        join(workers.into_iter());
+        lock(&self.hcas).clear();
+        let cold = std::mem::take(&mut *lock(&self.cold));
+        for (cold, _) in &cold {
+            cold.send(Job::Stop);
+        }
+        join(cold.into_iter().map(|(_, thread)| thread));
+    }
+
+    fn share_of(&self, hca: HcaIndex) -> Result<Arc<HcaShare>, BrokerError> {
+        let mut hcas = lock(&self.hcas);
+        if let Some(share) = hcas.get(&hca) {
+            return Ok(Arc::clone(share));
+        }
+        let (cold, thread) = Cold::start(hca)?;
+        let share = Arc::new(HcaShare::new(hca, cold.clone(), self.threads.len()));
+        lock(&self.cold).push((cold, thread));
+        hcas.insert(hca, Arc::clone(&share));
+        Ok(share)
+    }
+
+    /// Threads, those near `numa_node` first, then those with the fewest reservations.
+    fn by_preference(&self, numa_node: Option<u32>) -> Vec<usize> {
+        let mut order: Vec<_> = (0..self.threads.len()).collect();
+        order.sort_by_key(|index| {
+            self.threads.get(*index).map(|thread| {
+                let far = numa_node.is_some() && thread.numa_node != numa_node;
+                (far, thread.chosen.load(Ordering::Relaxed))
+            })
+        });
+        order
+    }
+
+    fn send(&self, thread: usize, command: Command) -> Result<(), BrokerError> {
+        let sent = self.threads.get(thread).map(|thread| thread.inbox.send(command));
+        sent.and_then(Result::ok).ok_or(BrokerError::ShutDown)
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+fn entries_of(depths: Geometry) -> u32 {
+    depths.sq_depth() + depths.rq_depth()
+}
+
+fn settle_on(placement: &Placement) {
+    if placement.cpus.is_empty() {
+        return;
+    }
+    let mut cpus = CpuSet::new();
+    for cpu in placement.cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU) {
+        cpus.set(*cpu);
+    }
+    if let Err(reason) = sched_setaffinity(None, &cpus) {
+        tracing::warn!(cpus = ?placement.cpus, %reason, "broker thread runs on any CPU");
+    }
+}
+
+/// Joins threads but the calling one, which a callback of the broker may be.
+fn join(threads: impl Iterator<Item = JoinHandle<()>>) {
+    let me = std::thread::current().id();
+    for thread in threads.filter(|thread| thread.thread().id() != me) {
+        if thread.join().is_err() {
+            tracing::error!("a thread of the broker panicked");
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change is one call on a collection, so a panic elsewhere leaves it whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,450 @@
+//! One queue pair on its broker thread: ring, books, and the HCA's side.
+//!
+//! The books decide what the client hears and when; the ring only carries it. Once the queue pair
+//! has failed, requests are taken and end as flushed without reaching the HCA.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gdrd_hal::{PostError, QueuePairParts, ReceiveRequest, WorkCompletion, WorkRequest};
+use gdrd_ring::{BrokerRing, Completion, CompletionOpcode, Corrupt, Queue, Status, Submission, Submitted};
+
+use super::cold::{Cold, Destroyed, Ended, Held, Job};
+use super::command::Inbox;
+use super::hca::Reservation;
+use super::ledger::{Ledger, NO_SLOT, Outcome, Record};
+use super::refusal::{RefusalReason, Refused};
+use super::registry::Registry;
+use super::request::{Checker, Prepared, QueuePairLimits};
+use super::slots::SlotTable;
+use super::stats::QueuePairCounters;
+use super::status::outcome_of;
+use super::tag::Tag;
+use crate::ids::QueuePairId;
+
+/// Requests that one ring gives in one turn, so that a busy client does not starve its neighbours.
+pub(crate) const BATCH: usize = 32;
+
+/// Buffers that the queue pairs of a thread use in turn.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    sends: Vec<WorkRequest>,
+    receives: Vec<ReceiveRequest>,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        Self { sends: Vec::with_capacity(BATCH), receives: Vec::with_capacity(BATCH) }
+    }
+}
+
+/// What came of a queue pair's turn.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    /// Whether anything was taken or told.
+    pub(crate) busy: bool,
+    /// The client broke the protocol.
+    pub(crate) corrupt: Option<Corrupt>,
+    /// First failure of the queue pair.
+    pub(crate) failure: Option<Status>,
+}
+
+/// One queue pair.
+pub(crate) struct QueuePair {
+    pub(crate) id: QueuePairId,
+    pub(crate) tag: Tag,
+    pub(crate) doorbell: OwnedFd,
+    pub(crate) slots: Arc<SlotTable>,
+    pub(crate) reservation: Reservation,
+    qp_num: u32,
+    limits: QueuePairLimits,
+    /// `None` once it was closed as corrupt.
+    ring: Option<BrokerRing>,
+    /// `None` once the HCA's side was given up.
+    parts: Option<QueuePairParts>,
+    sends: Ledger,
+    receives: Ledger,
+    /// Whether the HCA ever took a send, so the queue pair has been connected.
+    was_connected: bool,
+    failed: bool,
+    /// Set once the queue pair is on its way to ERR: when to give up what has not flushed.
+    deadline: Option<Instant>,
+    /// To be ended once all posted work has.
+    closing: bool,
+    /// Completions lie in the ring that the client cannot see yet.
+    staged: bool,
+    counters: Arc<QueuePairCounters>,
+    cold: Cold,
+}
+
+/// What a queue pair is made of.
+pub(crate) struct Pieces {
+    pub(crate) id: QueuePairId,
+    pub(crate) ring: BrokerRing,
+    pub(crate) doorbell: OwnedFd,
+    pub(crate) parts: QueuePairParts,
+    pub(crate) slots: Arc<SlotTable>,
+    pub(crate) limits: QueuePairLimits,
+    pub(crate) reservation: Reservation,
+    pub(crate) counters: Arc<QueuePairCounters>,
+}
+
+impl QueuePair {
+    /// Books and all else are made here, on the caller's thread; the broker thread allocates nothing.
+    pub(crate) fn new(pieces: Pieces) -> Self {
+        let Pieces { id, ring, doorbell, parts, slots, limits, reservation, counters } = pieces;
+        let geometry = ring.geometry();
+        Self {
+            id,
+            tag: Tag::new(0, 0),
+            qp_num: parts.control.qp_num(),
+            sends: Ledger::new(geometry.sq_depth()),
+            receives: Ledger::new(geometry.rq_depth()),
+            ring: Some(ring),
+            parts: Some(parts),
+            was_connected: false,
+            failed: false,
+            deadline: None,
+            closing: false,
+            staged: false,
+            cold: reservation.cold.clone(),
+            doorbell,
+            slots,
+            limits,
+            reservation,
+            counters,
+        }
+    }
+
+    /// Takes up to [`BATCH`] requests, posts those that pass, and shows the client what has ended.
+    pub(crate) fn turn(&mut self, scratch: &mut Scratch) -> Turn {
+        let mut turn = Turn::default();
+        if !self.closing {
+            let taken = self.take(scratch, &mut turn);
+            if taken > 0 {
+                turn.busy = true;
+                self.counters.taken.add(taken);
+                self.post_receives(&scratch.receives, &mut turn);
+                self.post_sends(&scratch.sends, &mut turn);
+                self.emit();
+            }
+        }
+        turn.busy |= self.publish();
+        turn
+    }
+
+    fn take(&mut self, scratch: &mut Scratch, turn: &mut Turn) -> u64 {
+        scratch.sends.clear();
+        scratch.receives.clear();
+        let mut taken = 0;
+        for _ in 0..BATCH {
+            let Some(ring) = &mut self.ring else { break };
+            match ring.take() {
+                Ok(Some(submitted)) => self.enter(&submitted, scratch),
+                Ok(None) => break,
+                Err(corrupt) => {
+                    turn.corrupt = Some(corrupt);
+                    break;
+                }
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Enters a request in the books, and in the batch to post if it passes.
+    fn enter(&mut self, submitted: &Submitted, scratch: &mut Scratch) {
+        match submitted {
+            Submitted::Refused { wr_id, opcode, .. } => {
+                self.refuse(*wr_id, *opcode, RefusalReason::Malformed.into());
+            }
+            Submitted::Request(submission) if self.failed => {
+                let outcome = Outcome::failed(Status::WrFlushErr, 0);
+                self.push(record_of(submission, NO_SLOT, Some(outcome)));
+                self.counters.failed.add(1);
+            }
+            Submitted::Request(submission) => {
+                let checker = Checker { slots: &self.slots, hca: self.reservation.hca, limits: &self.limits };
+                match checker.prepare(submission) {
+                    Err(refused) => {
+                        let opcode = CompletionOpcode::of(&submission.operation);
+                        self.refuse(submission.wr_id, opcode, refused);
+                    }
+                    Ok(Prepared::Send(request, slot)) => {
+                        if let Some(position) = self.push(record_of(submission, slot, None)) {
+                            let wr_id = self.tag.wr_id(Queue::Send, position);
+                            scratch.sends.push(WorkRequest { wr_id, ..request });
+                        }
+                    }
+                    Ok(Prepared::Receive(request, slot)) => {
+                        if let Some(position) = self.push(record_of(submission, slot, None)) {
+                            let wr_id = self.tag.wr_id(Queue::Receive, position);
+                            scratch.receives.push(ReceiveRequest { wr_id, ..request });
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn refuse(&mut self, wr_id: u64, opcode: CompletionOpcode, refused: Refused) {
+        let outcome = Outcome::failed(refused.status(), refused.detail());
+        self.push(Record { wr_id, opcode, signaled: true, slot: NO_SLOT, outcome: Some(outcome) });
+        self.counters.refused.add(1);
+    }
+
+    /// The ring admits no more than the books hold, so there always is a position.
+    fn push(&mut self, record: Record) -> Option<u32> {
+        let queue = record.opcode.queue();
+        let position = self.ledger(queue).push(record);
+        debug_assert!(position.is_some(), "the ring admitted more than its depth");
+        if position.is_none() && record.slot != NO_SLOT {
+            self.slots.leave(record.slot, queue == Queue::Receive);
+        }
+        position
+    }
+
+    fn post_receives(&mut self, requests: &[ReceiveRequest], turn: &mut Turn) {
+        let mut rest = requests;
+        while !rest.is_empty() {
+            let Some(parts) = &mut self.parts else { break };
+            let Err((taken, why)) = parts.work.post_recv(rest) else { break };
+            let Some((refused, after)) = rest.get(taken..).and_then(<[_]>::split_first) else { break };
+            self.not_posted(refused.wr_id, why, turn);
+            rest = after;
+        }
+    }
+
+    fn post_sends(&mut self, requests: &[WorkRequest], turn: &mut Turn) {
+        let mut rest = requests;
+        while !rest.is_empty() {
+            let Some(parts) = &mut self.parts else { break };
+            let Err((taken, why)) = parts.work.post_send(rest) else {
+                self.was_connected = true;
+                break;
+            };
+            self.was_connected |= taken > 0;
+            let Some((refused, after)) = rest.get(taken..).and_then(<[_]>::split_first) else { break };
+            self.not_posted(refused.wr_id, why, turn);
+            rest = after;
+        }
+    }
+
+    /// The provider would not take a request that passed our checks.
+    fn not_posted(&mut self, wr_id: u64, why: PostError, turn: &mut Turn) {
+        let (_, queue, position) = Tag::decode(wr_id);
+        let refused = |reason: RefusalReason| Outcome::failed(Status::Refused, reason.code());
+        let outcome = match why {
+            PostError::BadState if queue == Queue::Send && !self.was_connected && !self.failed => {
+                refused(RefusalReason::NotConnected)
+            }
+            PostError::BadState => Outcome::failed(Status::WrFlushErr, 0),
+            PostError::Unsupported => refused(RefusalReason::Unsupported),
+            PostError::Gone => Outcome::failed(Status::FatalErr, 0),
+            _ => refused(RefusalReason::Provider),
+        };
+        if outcome.status == Status::Refused {
+            self.counters.refused.add(1);
+        } else {
+            self.counters.failed.add(1);
+            self.note_failure(outcome.status, &mut turn.failure);
+        }
+        self.settle(queue, position, outcome);
+    }
+
+    /// A completion of the HCA. False if it fits no posted request.
+    pub(crate) fn completed(
+        &mut self,
+        queue: Queue,
+        position: u32,
+        completion: &WorkCompletion,
+        failure: &mut Option<Status>,
+    ) -> bool {
+        let outcome = outcome_of(queue, completion);
+        if !self.settle(queue, position, outcome) {
+            return false;
+        }
+        if outcome.status == Status::Success {
+            self.counters.completed.add(1);
+        } else {
+            self.counters.failed.add(1);
+            self.note_failure(outcome.status, failure);
+        }
+        self.emit();
+        true
+    }
+
+    fn note_failure(&mut self, status: Status, failure: &mut Option<Status>) {
+        if !self.failed {
+            self.failed = true;
+            *failure = Some(status);
+        }
+    }
+
+    fn settle(&mut self, queue: Queue, position: u32, outcome: Outcome) -> bool {
+        let Some(slot) = self.ledger(queue).settle(position, outcome) else {
+            return false;
+        };
+        if slot != NO_SLOT {
+            self.slots.leave(slot, queue == Queue::Receive);
+        }
+        true
+    }
+
+    fn ledger(&mut self, queue: Queue) -> &mut Ledger {
+        match queue {
+            Queue::Send => &mut self.sends,
+            Queue::Receive => &mut self.receives,
+        }
+    }
+
+    /// Hands what has ended to the ring, each queue in its own order.
+    fn emit(&mut self) {
+        let qp_num = self.qp_num;
+        for (queue, ledger) in [(Queue::Send, &mut self.sends), (Queue::Receive, &mut self.receives)] {
+            while let Some((record, outcome)) = ledger.pop_ended() {
+                let Some(ring) = &mut self.ring else { continue };
+                let silent = queue == Queue::Send && !record.signaled && outcome.status == Status::Success;
+                let ended = if silent {
+                    ring.retire(queue)
+                } else {
+                    self.staged = true;
+                    ring.complete(&completion_of(&record, &outcome, qp_num))
+                };
+                debug_assert!(ended.is_ok(), "the books hold what the ring has outstanding");
+            }
+        }
+    }
+
+    /// Makes completions visible; whether there were any. One futex wake if the client sleeps.
+    fn publish(&mut self) -> bool {
+        if !std::mem::take(&mut self.staged) {
+            return false;
+        }
+        // The completions are visible even if the kernel refused the wake, which it never does for a
+        // word that is mapped.
+        if let Some(Ok(true)) = self.ring.as_mut().map(BrokerRing::publish) {
+            self.counters.wakes.add(1);
+        }
+        true
+    }
+
+    /// Before the thread sleeps; false if there is something to take.
+    pub(crate) fn prepare_sleep(&mut self) -> Result<bool, Corrupt> {
+        match &mut self.ring {
+            Some(ring) if !self.closing => ring.prepare_sleep(),
+            _ => Ok(true),
+        }
+    }
+
+    /// After the thread slept.
+    pub(crate) fn finish_sleep(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.finish_sleep();
+        }
+    }
+
+    /// Starts the way to ERR; what is posted has until `deadline` to flush. False if it was on its way.
+    pub(crate) fn stop(&mut self, deadline: Instant, inbox: &Arc<Inbox>) -> bool {
+        self.failed = true;
+        if self.deadline.is_some() {
+            return false;
+        }
+        self.deadline = Some(deadline);
+        if let Some(parts) = &self.parts {
+            self.cold.send(Job::ToError(Arc::clone(&parts.control), self.id, Arc::clone(inbox)));
+        }
+        true
+    }
+
+    /// Gives up the HCA's side: what is posted ends as `status` for the client, and holds its slots
+    /// until the queue pair is destroyed.
+    pub(crate) fn abandon(&mut self, status: Status) {
+        let held = self.give_up(status);
+        if let Some(parts) = self.parts.take() {
+            self.cold.send(Job::Destroy(Box::new(Destroyed { parts, held })));
+        }
+        self.publish();
+    }
+
+    fn give_up(&mut self, status: Status) -> Held {
+        let mut slots = Vec::new();
+        let outcome = Outcome::failed(status, 0);
+        for (receive, ledger) in [(false, &mut self.sends), (true, &mut self.receives)] {
+            for position in ledger.positions() {
+                let Some(slot) = ledger.settle(position, outcome) else { continue };
+                self.counters.failed.add(1);
+                if slot != NO_SLOT {
+                    slots.push((slot, receive));
+                }
+            }
+        }
+        self.emit();
+        Held { table: Arc::clone(&self.slots), slots }
+    }
+
+    /// The client broke the protocol: its ring is closed for good.
+    pub(crate) fn close_ring(&mut self) {
+        self.publish();
+        if let Some(Err(reason)) = self.ring.take().map(BrokerRing::close) {
+            tracing::warn!(queue_pair = %self.id, %reason, "client of a corrupt ring was not woken");
+        }
+    }
+
+    /// No more is taken; the queue pair ends once posted work has.
+    pub(crate) fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// Whether all that keeps a closing queue pair has ended.
+    pub(crate) fn may_end(&self) -> bool {
+        self.closing && !self.has_posted()
+    }
+
+    /// Whether the HCA has work of it.
+    pub(crate) fn has_posted(&self) -> bool {
+        self.sends.open() + self.receives.open() > 0
+    }
+
+    /// When posted work that has not flushed is given up.
+    pub(crate) fn drain_deadline(&self) -> Option<Instant> {
+        self.deadline.filter(|_| self.has_posted())
+    }
+
+    /// Whether posted work, or posted receives alone, use `slot` of `table`.
+    pub(crate) fn uses(&self, table: &Arc<SlotTable>, slot: u32, receives_only: bool) -> bool {
+        Arc::ptr_eq(&self.slots, table) && (self.receives.uses(slot) || (!receives_only && self.sends.uses(slot)))
+    }
+
+    /// Leaves the thread; its end is finished where blocking is allowed.
+    pub(crate) fn end(mut self, registry: Arc<Registry>) {
+        let held = self.give_up(Status::WrFlushErr);
+        self.publish();
+        let Self { id, doorbell, reservation, ring, parts, cold, .. } = self;
+        let hardware = parts.map(|parts| Destroyed { parts, held });
+        cold.send(Job::End(Box::new(Ended { id, hardware, ring, doorbell, reservation, registry })));
+    }
+}
+
+fn record_of(submission: &Submission, slot: u32, outcome: Option<Outcome>) -> Record {
+    Record {
+        wr_id: submission.wr_id,
+        opcode: CompletionOpcode::of(&submission.operation),
+        signaled: submission.flags.contains(gdrd_ring::SubmissionFlags::SIGNALED),
+        slot,
+        outcome,
+    }
+}
+
+fn completion_of(record: &Record, outcome: &Outcome, qp_num: u32) -> Completion {
+    Completion {
+        wr_id: record.wr_id,
+        status: outcome.status,
+        opcode: outcome.opcode.unwrap_or(record.opcode),
+        byte_len: outcome.byte_len,
+        imm: outcome.imm,
+        qp_num,
+        vendor_error: outcome.vendor_error,
+    }
+}

@@ -1,0 +1,2 @@
+mod gate;
+mod slots;

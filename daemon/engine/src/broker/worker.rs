@@ -1,0 +1,441 @@
+//! The loop of one broker thread.
+
+use std::collections::VecDeque;
+use std::hint;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gdrd_hal::{CompletionQueue, HcaError, WorkCompletion};
+use gdrd_ring::{Corrupt, Status};
+
+use super::cold::{Cold, Job};
+use super::command::{Command, Inbox};
+use super::error::{BrokerError, BrokerEvent};
+use super::hca::{CqSetup, CqShare};
+use super::queue_pair::{QueuePair, Scratch};
+use super::registry::Registry;
+use super::sleep::Sleeper;
+use super::slots::HcaIndex;
+use super::stats::ThreadCounters;
+use super::tag::{MAX_QUEUE_PAIRS, Tag};
+use crate::ids::QueuePairId;
+
+/// Completions taken from one completion queue at a time.
+const POLL_BATCH: usize = 64;
+/// How often a completion queue without event fd is polled while work is posted.
+const POLL_ONLY_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Who is told of events.
+pub(crate) type EventSink = Arc<dyn Fn(BrokerEvent) + Send + Sync>;
+
+/// What a worker is made with.
+pub(crate) struct Setup {
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) counters: Arc<ThreadCounters>,
+    pub(crate) events: EventSink,
+    pub(crate) spin: Duration,
+    pub(crate) drain: Duration,
+}
+
+struct Cq {
+    queue: Box<dyn CompletionQueue>,
+    share: Arc<CqShare>,
+    hca: HcaIndex,
+    cold: Cold,
+    /// Destroyed once nothing uses it: it failed or its HCA went away.
+    leaving: bool,
+}
+
+/// Something that the busy path met and the rest of the loop deals with.
+enum Notice {
+    Failed(QueuePairId, Status),
+    Corrupt(usize, Corrupt),
+    CqFailed(usize, HcaError),
+}
+
+/// One broker thread.
+pub(crate) struct Worker {
+    setup: Setup,
+    sleeper: Sleeper,
+    queue_pairs: Vec<Option<Box<QueuePair>>>,
+    cqs: Vec<Cq>,
+    scratch: Scratch,
+    completions: Box<[WorkCompletion]>,
+    notices: Vec<Notice>,
+    epoch: u16,
+    /// Queue pairs may have a drain deadline or may be about to end.
+    ending: bool,
+    stopped: bool,
+}
+
+impl Worker {
+    pub(crate) fn new(setup: Setup) -> Result<Self, BrokerError> {
+        let sleeper = Sleeper::new()?;
+        sleeper
+            .watch(&*setup.inbox)
+            .map_err(|source| BrokerError::System { call: "epoll_ctl", source: source.into() })?;
+        Ok(Self {
+            setup,
+            sleeper,
+            queue_pairs: Vec::new(),
+            cqs: Vec::new(),
+            scratch: Scratch::new(),
+            completions: vec![WorkCompletion::EMPTY; POLL_BATCH].into(),
+            notices: Vec::new(),
+            epoch: 0,
+            ending: false,
+            stopped: false,
+        })
+    }
+
+    /// Serves until told to stop.
+    pub(crate) fn run(mut self) {
+        let mut idle_since = None;
+        while !self.stopped {
+            if self.turn() {
+                idle_since = None;
+                continue;
+            }
+            if idle_since.get_or_insert_with(Instant::now).elapsed() < self.setup.spin {
+                hint::spin_loop();
+                continue;
+            }
+            if self.fall_asleep() {
+                idle_since = None;
+            }
+        }
+        self.shut_down();
+    }
+
+    /// One look at everything; whether there was anything to do.
+    fn turn(&mut self) -> bool {
+        let commands = self.setup.inbox.take();
+        let mut busy = !commands.is_empty();
+        self.obey(commands);
+        busy |= self.poll();
+        busy |= self.serve();
+        if !self.notices.is_empty() {
+            self.deal_with_notices();
+        }
+        if self.ending {
+            self.end_what_can();
+        }
+        busy
+    }
+
+    /// Takes what has completed.
+    fn poll(&mut self) -> bool {
+        let mut busy = false;
+        for (index, cq) in self.cqs.iter_mut().enumerate() {
+            if cq.share.reserved() == 0 || cq.share.has_failed() {
+                continue;
+            }
+            let count = match cq.queue.poll(&mut self.completions) {
+                Ok(count) => count,
+                Err(reason) => {
+                    cq.share.set_failed();
+                    self.notices.push(Notice::CqFailed(index, reason));
+                    continue;
+                }
+            };
+            busy |= count > 0;
+            for completion in self.completions.iter().take(count) {
+                deliver(&mut self.queue_pairs, completion, &mut self.notices, &self.setup.counters);
+            }
+        }
+        busy
+    }
+
+    /// Gives each queue pair its turn.
+    fn serve(&mut self) -> bool {
+        let mut busy = false;
+        for (index, place) in self.queue_pairs.iter_mut().enumerate() {
+            let Some(queue_pair) = place else { continue };
+            let turn = queue_pair.turn(&mut self.scratch);
+            busy |= turn.busy;
+            if let Some(status) = turn.failure {
+                self.notices.push(Notice::Failed(queue_pair.id, status));
+            }
+            if let Some(corrupt) = turn.corrupt {
+                self.notices.push(Notice::Corrupt(index, corrupt));
+            }
+        }
+        busy
+    }
+
+    fn deal_with_notices(&mut self) {
+        for notice in std::mem::take(&mut self.notices) {
+            match notice {
+                Notice::Failed(id, status) => self.fail(id, status),
+                Notice::Corrupt(index, corrupt) => self.end_ring(index, corrupt),
+                Notice::CqFailed(index, reason) => self.fail_cq(index, reason),
+            }
+        }
+    }
+
+    fn tell(&self, event: BrokerEvent) {
+        (self.setup.events)(event);
+    }
+
+    /// A queue pair failed by itself: its other half, such as posted receives, must follow to ERR.
+    fn fail(&mut self, id: QueuePairId, status: Status) {
+        if self.stop(id) {
+            self.tell(BrokerEvent::QueuePairFailed { id, status });
+        }
+    }
+
+    /// Starts the way to ERR; false if it is not here or on its way.
+    fn stop(&mut self, id: QueuePairId) -> bool {
+        let deadline = Instant::now() + self.setup.drain;
+        self.ending = true;
+        let inbox = Arc::clone(&self.setup.inbox);
+        self.find(id).is_some_and(|queue_pair| queue_pair.stop(deadline, &inbox))
+    }
+
+    fn end_ring(&mut self, index: usize, corrupt: Corrupt) {
+        let Some(Some(queue_pair)) = self.queue_pairs.get_mut(index) else { return };
+        let id = queue_pair.id;
+        queue_pair.close_ring();
+        self.stop(id);
+        self.tell(BrokerEvent::RingCorrupt { id, corrupt });
+    }
+
+    /// No completion will come any more: all posted work on the queue ends as fatal, its slots stay
+    /// counted until the queue pairs are destroyed.
+    fn fail_cq(&mut self, index: usize, reason: HcaError) {
+        let Some(cq) = self.cqs.get_mut(index) else { return };
+        cq.leaving = true;
+        let (hca, share) = (cq.hca, Arc::clone(&cq.share));
+        let queue_pairs: Vec<_> = self
+            .queue_pairs
+            .iter()
+            .flatten()
+            .filter(|queue_pair| Arc::ptr_eq(&queue_pair.reservation.share, &share))
+            .map(|queue_pair| queue_pair.id)
+            .collect();
+        for id in &queue_pairs {
+            self.stop(*id);
+            if let Some(queue_pair) = self.find(*id) {
+                queue_pair.abandon(Status::FatalErr);
+            }
+        }
+        self.tell(BrokerEvent::CompletionQueueFailed { hca, reason, queue_pairs });
+    }
+
+    /// Ends closing queue pairs that have nothing posted, and gives up what has not flushed in time.
+    fn end_what_can(&mut self) {
+        let now = Instant::now();
+        let mut waiting = false;
+        for index in 0..self.queue_pairs.len() {
+            let Some(Some(queue_pair)) = self.queue_pairs.get_mut(index) else { continue };
+            if queue_pair.drain_deadline().is_some_and(|deadline| deadline <= now) {
+                queue_pair.abandon(Status::WrFlushErr);
+            }
+            if queue_pair.may_end() {
+                self.end(index);
+            } else if queue_pair.drain_deadline().is_some() {
+                waiting = true;
+            }
+        }
+        self.ending = waiting;
+    }
+
+    fn end(&mut self, index: usize) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(index).and_then(Option::take) else { return };
+        if let Err(reason) = self.sleeper.forget(&queue_pair.doorbell) {
+            tracing::error!(queue_pair = %queue_pair.id, %reason, "doorbell was not watched");
+        }
+        queue_pair.end(Arc::clone(&self.setup.registry));
+    }
+
+    fn obey(&mut self, commands: VecDeque<Command>) {
+        if commands.is_empty() {
+            return;
+        }
+        for command in commands {
+            self.obey_one(command);
+        }
+        self.drop_unused_cqs();
+    }
+
+    fn obey_one(&mut self, command: Command) {
+        match command {
+            Command::AddCq(setup) => self.add_cq(setup),
+            Command::ForgetHca(hca) => {
+                for cq in self.cqs.iter_mut().filter(|cq| cq.hca == hca) {
+                    cq.leaving = true;
+                }
+            }
+            Command::Attach(queue_pair) => self.attach(queue_pair),
+            Command::Detach(id) => {
+                self.stop(id);
+                if let Some(queue_pair) = self.find(id) {
+                    queue_pair.close();
+                }
+            }
+            Command::Fail(id) => self.fail(id, Status::WrFlushErr),
+            Command::FlushUsers(table, slot) => {
+                for id in self.ids(|queue_pair| queue_pair.uses(&table, slot.0, false)) {
+                    self.fail(id, Status::WrFlushErr);
+                }
+            }
+            Command::ReceiveUsers(table, slot, gather) => {
+                for id in self.ids(|queue_pair| queue_pair.uses(&table, slot.0, true)) {
+                    gather.add(id);
+                }
+            }
+            Command::StopRefused(id) => {
+                if let Some(queue_pair) = self.find(id) {
+                    queue_pair.abandon(Status::FatalErr);
+                    self.ending = true;
+                }
+            }
+            Command::Stop => self.stopped = true,
+        }
+    }
+
+    fn add_cq(&mut self, setup: CqSetup) {
+        let CqSetup { queue, share, hca, cold } = setup;
+        if let Some(Err(reason)) = queue.event_fd().map(|fd| self.sleeper.watch(fd)) {
+            // It still works, at the pace of a queue without event fd: that is what `timeout` sees.
+            tracing::error!(hca = hca.0, %reason, "events of a completion queue cannot be watched");
+        }
+        self.cqs.push(Cq { queue, share, hca, cold, leaving: false });
+    }
+
+    fn attach(&mut self, mut queue_pair: Box<QueuePair>) {
+        // Completions that a destroyed queue pair left behind must not take the room of the new one's.
+        while self.poll() {}
+        let free = self.queue_pairs.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.queue_pairs.len());
+        let Some(place) = u16::try_from(index).ok().filter(|_| index < MAX_QUEUE_PAIRS) else {
+            tracing::error!(queue_pair = %queue_pair.id, "no place for one more queue pair on this thread");
+            return queue_pair.end(Arc::clone(&self.setup.registry));
+        };
+        if let Err(reason) = self.sleeper.watch(&queue_pair.doorbell) {
+            tracing::error!(queue_pair = %queue_pair.id, %reason, "doorbell cannot be watched");
+            return queue_pair.end(Arc::clone(&self.setup.registry));
+        }
+        self.epoch = self.epoch.wrapping_add(1);
+        queue_pair.tag = Tag::new(place, self.epoch);
+        match self.queue_pairs.get_mut(index) {
+            Some(slot) => *slot = Some(queue_pair),
+            None => self.queue_pairs.push(Some(queue_pair)),
+        }
+        self.notices.reserve(2 * self.queue_pairs.len() + self.cqs.len());
+    }
+
+    fn find(&mut self, id: QueuePairId) -> Option<&mut QueuePair> {
+        self.queue_pairs.iter_mut().flatten().find(|queue_pair| queue_pair.id == id).map(|found| &mut **found)
+    }
+
+    fn ids(&self, wanted: impl Fn(&QueuePair) -> bool) -> Vec<QueuePairId> {
+        self.queue_pairs.iter().flatten().filter(|queue_pair| wanted(queue_pair)).map(|found| found.id).collect()
+    }
+
+    fn drop_unused_cqs(&mut self) {
+        for index in (0..self.cqs.len()).rev() {
+            if self.cqs.get(index).is_some_and(|cq| cq.leaving && cq.share.reserved() == 0) {
+                let cq = self.cqs.swap_remove(index);
+                cq.cold.send(Job::DropCq(cq.queue));
+            }
+        }
+    }
+
+    /// Sleeps until there may be work; false if there was some after all.
+    fn fall_asleep(&mut self) -> bool {
+        self.drop_unused_cqs();
+        let announced = self.announce_sleep();
+        let quiet = announced && self.arm() && !self.poll();
+        if quiet && self.notices.is_empty() {
+            self.setup.counters.sleeps.add(1);
+            let timeout = self.timeout();
+            self.sleeper.sleep(timeout);
+        }
+        for queue_pair in self.queue_pairs.iter_mut().flatten() {
+            queue_pair.finish_sleep();
+        }
+        true
+    }
+
+    /// Asks all clients for a wake-up; false if one has posted meanwhile.
+    fn announce_sleep(&mut self) -> bool {
+        for (index, place) in self.queue_pairs.iter_mut().enumerate() {
+            let Some(queue_pair) = place else { continue };
+            match queue_pair.prepare_sleep() {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(corrupt) => {
+                    self.notices.push(Notice::Corrupt(index, corrupt));
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Asks all completion queues for an event; false if one refused.
+    fn arm(&mut self) -> bool {
+        for (index, cq) in self.cqs.iter_mut().enumerate() {
+            if cq.share.reserved() == 0 || cq.share.has_failed() {
+                continue;
+            }
+            if let Err(reason) = cq.queue.arm() {
+                cq.share.set_failed();
+                self.notices.push(Notice::CqFailed(index, reason));
+                return false;
+            }
+        }
+        true
+    }
+
+    /// How long to sleep at most; for ever on an idle host.
+    fn timeout(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let posted = self.queue_pairs.iter().flatten().filter(|queue_pair| queue_pair.has_posted());
+        posted
+            .filter_map(|queue_pair| {
+                let drain = queue_pair.drain_deadline().map(|deadline| deadline.saturating_duration_since(now));
+                let poll = self.is_poll_only(&queue_pair.reservation.share).then_some(POLL_ONLY_INTERVAL);
+                drain.into_iter().chain(poll).min()
+            })
+            .min()
+    }
+
+    fn is_poll_only(&self, share: &Arc<CqShare>) -> bool {
+        self.cqs.iter().any(|cq| Arc::ptr_eq(&cq.share, share) && cq.queue.event_fd().is_none())
+    }
+
+    fn shut_down(mut self) {
+        let rest = self.setup.inbox.close();
+        self.obey(rest);
+        for id in self.ids(|_| true) {
+            self.stop(id);
+        }
+        for index in 0..self.queue_pairs.len() {
+            self.end(index);
+        }
+        for cq in self.cqs {
+            cq.cold.send(Job::DropCq(cq.queue));
+        }
+    }
+}
+
+/// Gives a completion to its queue pair.
+fn deliver(
+    queue_pairs: &mut [Option<Box<QueuePair>>],
+    completion: &WorkCompletion,
+    notices: &mut Vec<Notice>,
+    counters: &ThreadCounters,
+) {
+    let (tag, queue, position) = Tag::decode(completion.wr_id);
+    let mut failure = None;
+    let owner = queue_pairs.get_mut(tag.index()).and_then(Option::as_mut).filter(|owner| owner.tag == tag);
+    let known = owner.map(|owner| (owner.id, owner.completed(queue, position, completion, &mut failure)));
+    match (known, failure) {
+        (Some((id, _)), Some(status)) => notices.push(Notice::Failed(id, status)),
+        (Some((_, true)), None) => {}
+        _ => counters.unexpected.add(1),
+    }
+}
