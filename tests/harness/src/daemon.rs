@@ -1,0 +1,166 @@
+//! A real daemon in a folder of its own.
+
+use std::fs::{File, Permissions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::footprint::Footprint;
+use crate::lines::readable;
+use crate::process::Process;
+use crate::{PATIENCE, binary, fail};
+
+/// What to start.
+#[derive(Debug, Clone)]
+pub struct DaemonOptions {
+    profile: String,
+    config: Option<String>,
+}
+
+impl Default for DaemonOptions {
+    fn default() -> Self {
+        Self { profile: "dgx-a100".into(), config: None }
+    }
+}
+
+impl DaemonOptions {
+    /// Simulates this host profile; `dgx-a100` by default.
+    #[must_use]
+    pub fn profile(mut self, profile: &str) -> Self {
+        self.profile = profile.into();
+        self
+    }
+
+    /// Text of the configuration file.
+    #[must_use]
+    pub fn config(mut self, text: &str) -> Self {
+        self.config = Some(text.into());
+        self
+    }
+
+    /// Starts it and waits until it says that it serves.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[must_use]
+    pub fn start(self) -> Daemon {
+        let folder = tempfile::tempdir().expect("make a folder for a daemon");
+        // Clients of other users must be able to enter it.
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("open the daemon's folder");
+        let runtime_dir = folder.path().join("run");
+        let log_path = folder.path().join("log");
+        let log = File::create(&log_path).expect("make the daemon's log");
+        let notify = UnixDatagram::bind(folder.path().join("notify")).expect("bind the notify socket");
+        let mut command = Command::new(binary("gdrd"));
+        command.args(["--sim", &self.profile, "--runtime-dir"]).arg(&runtime_dir);
+        if let Some(text) = &self.config {
+            let path = folder.path().join("gdrd.toml");
+            std::fs::write(&path, text).expect("write the daemon's configuration");
+            command.arg("--config").arg(path);
+        }
+        command.env("NOTIFY_SOCKET", folder.path().join("notify")).env_remove("LISTEN_FDS");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().unwrap_or_else(|error| fail(format_args!("start gdrd: {error}")));
+        let daemon = Daemon { process: Process::new(child, "gdrd"), runtime_dir, log_path, _folder: folder };
+        daemon.await_ready(notify);
+        daemon
+    }
+}
+
+/// A running daemon. Killed when dropped; its log goes to the test's output when the test fails.
+#[derive(Debug)]
+pub struct Daemon {
+    process: Process,
+    runtime_dir: PathBuf,
+    log_path: PathBuf,
+    _folder: TempDir,
+}
+
+impl Daemon {
+    /// Starts one with the default options.
+    #[must_use]
+    pub fn start() -> Self {
+        DaemonOptions::default().start()
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Folder of its sockets.
+    #[must_use]
+    pub fn runtime_dir(&self) -> &Path {
+        &self.runtime_dir
+    }
+
+    /// Folder of its sockets, for commands to puppets.
+    #[must_use]
+    pub fn runtime_dir_text(&self) -> String {
+        self.runtime_dir.to_string_lossy().into_owned()
+    }
+
+    /// What `/proc` shows of it now.
+    ///
+    /// # Panics
+    /// When it is gone.
+    #[must_use]
+    pub fn footprint(&self) -> Footprint {
+        let seen = Footprint::of(self.pid());
+        seen.unwrap_or_else(|error| fail(format_args!("look at gdrd {}: {error}\n{}", self.pid(), self.log())))
+    }
+
+    /// What it has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log_path).unwrap_or_default()
+    }
+
+    /// Asks it to stop, and waits until it has.
+    pub fn stop(mut self) -> ExitStatus {
+        self.process.signal(Signal::TERM);
+        self.process.wait()
+    }
+
+    /// Kills it without a word, and leaves its folder.
+    pub fn kill(&mut self) {
+        self.process.signal(Signal::KILL);
+        self.process.wait();
+    }
+
+    /// sd_notify(3): the daemon sends READY=1 when it serves.
+    fn await_ready(&self, notify: UnixDatagram) {
+        let deadline = Instant::now() + PATIENCE;
+        let notify = OwnedFd::from(notify);
+        loop {
+            // The pidfd would need a second poll; a daemon that has died is seen within a second.
+            let soon = deadline.min(Instant::now() + std::time::Duration::from_secs(1));
+            if readable(&notify, soon).unwrap_or(false) {
+                let mut message = [0; 4096];
+                let got = rustix::io::read(&notify, &mut message).unwrap_or(0);
+                let text = String::from_utf8_lossy(message.get(..got).unwrap_or_default()).into_owned();
+                if text.lines().any(|line| line == "READY=1") {
+                    return;
+                }
+            }
+            if self.process.has_ended() || Instant::now() > deadline {
+                fail(format_args!("gdrd did not become ready:\n{}", self.log()));
+            }
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- log of gdrd {}\n{}---", self.pid(), self.log());
+        }
+    }
+}

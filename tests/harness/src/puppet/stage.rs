@@ -1,0 +1,320 @@
+//! What a puppet has, and what it does with it.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use gdrd_client::{
+    AcquireOptions, Buffer, Client, ClientError, ClientOptions, Completion, Endpoint, QueuePair, QueuePairOptions,
+    RuntimeDir, Session, Submission, SubmissionFlags,
+};
+use gdrd_harness::script::{Command, Work};
+use gdrd_shm::{Access, Segment};
+use serde_json::{Value, json};
+
+use crate::{content, descriptors, hex, work};
+
+/// Longest wait for a completion, and longest call.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Turns of the runtime after which a request is on its way: one for the call, one for the connection, and many more.
+const TURNS: usize = 64;
+
+/// A call that is on its way, and stands still.
+type Started = Pin<Box<dyn Future<Output = ()>>>;
+
+#[derive(Default)]
+pub(crate) struct Stage {
+    client: Option<Client>,
+    session: Option<Session>,
+    buffers: HashMap<String, Buffer>,
+    kept: HashMap<String, (OwnedFd, Segment)>,
+    queue_pairs: HashMap<String, QueuePair>,
+    started: Vec<Started>,
+}
+
+impl Stage {
+    pub(crate) async fn run(&mut self, command: Command) -> anyhow::Result<Value> {
+        match command {
+            Command::Connect { runtime_dir } => self.connect(&runtime_dir).await,
+            Command::WhoAmI => Ok(json!(rustix::process::geteuid().as_raw())),
+            Command::ForkHolder => Ok(json!(descriptors::start_holder()?)),
+            Command::CloseSession => self.with_session(Session::close),
+            Command::SessionEnd => Ok(json!(self.session()?.ended().await.reason)),
+            Command::Leases => self.leases().await,
+            Command::QueuePairs => self.list_queue_pairs().await,
+            Command::Stats => self.stats().await,
+            other => self.run_on_buffer(other).await,
+        }
+    }
+
+    async fn run_on_buffer(&mut self, command: Command) -> anyhow::Result<Value> {
+        match command {
+            Command::Acquire { buffer, gpu, size, host } => self.acquire(buffer, &gpu, size, host).await,
+            Command::StartAcquire { gpu, size } => self.start_acquire(&gpu, size).await,
+            Command::Open { buffer, lease_id } => {
+                let opened = self.session()?.open_lease(lease_id).await?;
+                Ok(self.keep(buffer, opened))
+            }
+            Command::ReleaseLease { lease_id, generation } => {
+                self.session()?.release_lease(lease_id, generation).await?;
+                Ok(Value::Null)
+            }
+            Command::Release { buffer } => {
+                self.take_buffer(&buffer)?.release().await?;
+                Ok(Value::Null)
+            }
+            Command::StartRelease { buffer } => {
+                let release = self.take_buffer(&buffer)?.release();
+                self.start(Box::pin(async move { drop(release.await) })).await;
+                Ok(Value::Null)
+            }
+            Command::ReleaseAndKeep { buffer, kept } => self.release_and_keep(&buffer, kept).await,
+            Command::Detach { buffer, ttl_ms } => {
+                self.take_buffer(&buffer)?.detach(Duration::from_millis(ttl_ms)).await?;
+                Ok(Value::Null)
+            }
+            other => self.run_on_memory(other).await,
+        }
+    }
+
+    async fn run_on_memory(&mut self, command: Command) -> anyhow::Result<Value> {
+        match command {
+            Command::Map { buffer } => self.buffer(&buffer)?.memory().map(|_| Value::Null).map_err(Into::into),
+            Command::Fill { buffer, seed } => content::fill(self.buffer(&buffer)?, seed).map(|()| Value::Null),
+            Command::Poke { buffer, offset, bytes } => {
+                self.buffer(&buffer)?.write_from(offset, &hex::decode(&bytes)?)?;
+                Ok(Value::Null)
+            }
+            Command::Peek { buffer, offset, len } => {
+                let mut bytes = vec![0; len];
+                self.buffer(&buffer)?.read_into(offset, &mut bytes)?;
+                Ok(json!(hex::encode(&bytes)))
+            }
+            Command::Digest { buffer, offset, len } => {
+                Ok(json!(content::digest(self.buffer(&buffer)?.reader(offset, len)?)?))
+            }
+            Command::Remote { buffer, hca } => {
+                Ok(json!(hex::encode(&self.buffer(&buffer)?.registration(&hca)?.remote().to_bytes())))
+            }
+            Command::IsCurrent { buffer } => Ok(json!(self.buffer(&buffer)?.is_current())),
+            Command::DigestKept { kept } => self.digest_kept(&kept),
+            Command::CountKept { kept } => {
+                let (_, segment) = self.kept.get(&kept).with_context(|| format!("nothing kept as {kept}"))?;
+                Ok(json!(content::count_nonzero(reader_of(segment)?)?))
+            }
+            other => self.run_on_queue_pair(other).await,
+        }
+    }
+
+    async fn run_on_queue_pair(&mut self, command: Command) -> anyhow::Result<Value> {
+        match command {
+            Command::QueuePair { queue_pair, gpu, hca, depth } => self.make(queue_pair, &gpu, &hca, depth).await,
+            Command::ConnectQueuePair { queue_pair, endpoint } => {
+                let endpoint = Endpoint::from_bytes(&hex::decode(&endpoint)?)?;
+                self.queue_pair(&queue_pair)?.connect(&endpoint).await?;
+                Ok(Value::Null)
+            }
+            Command::Post { queue_pair, work, first_wr_id, only_last_signaled } => {
+                self.post(&queue_pair, &work, first_wr_id, only_last_signaled)
+            }
+            Command::Flood { queue_pair, work } => self.flood(&queue_pair, &work),
+            Command::Completion { queue_pair } => {
+                let waited = tokio::time::timeout(PATIENCE, self.queue_pair(&queue_pair)?.completion()).await;
+                Ok(shown(waited.context("no completion came")??))
+            }
+            Command::CompletionBusy { queue_pair } => {
+                let polled = self.queue_pair(&queue_pair)?.poll_busy(PATIENCE)?;
+                Ok(shown(polled.context("no completion came")?))
+            }
+            Command::ScribbleRing { queue_pair, offset, bytes } => self.scribble(&queue_pair, offset, &bytes),
+            Command::Destroy { queue_pair } => {
+                let taken =
+                    self.queue_pairs.remove(&queue_pair).with_context(|| format!("no queue pair {queue_pair}"))?;
+                taken.destroy().await?;
+                Ok(Value::Null)
+            }
+            other => bail!("{other:?} has no handler"),
+        }
+    }
+
+    async fn connect(&mut self, runtime_dir: &str) -> anyhow::Result<Value> {
+        let options = ClientOptions::default().runtime_dir(RuntimeDir::new(runtime_dir)).deadline(PATIENCE);
+        let client = options.connect().await?;
+        let session = client.open_session("puppet").await?;
+        let id = session.id();
+        self.client = Some(client);
+        self.session = Some(session);
+        Ok(json!(id))
+    }
+
+    async fn acquire(&mut self, name: String, gpu: &str, size: u64, host: bool) -> anyhow::Result<Value> {
+        let options = if host { AcquireOptions::on_host_near(gpu, size) } else { AcquireOptions::on_gpu(gpu, size) };
+        let buffer = self.session()?.acquire(options.label(name.clone())).await?;
+        Ok(self.keep(name, buffer))
+    }
+
+    async fn start_acquire(&mut self, gpu: &str, size: u64) -> anyhow::Result<Value> {
+        let session = self.session()?.clone();
+        let options = AcquireOptions::on_gpu(gpu, size);
+        // What it gets is kept: dropped, it would be released.
+        let call = async move { std::mem::forget(session.acquire(options).await) };
+        self.start(Box::pin(call)).await;
+        Ok(Value::Null)
+    }
+
+    /// Polls a call once and lets the connection write it out, then leaves both where they are.
+    async fn start(&mut self, mut call: Started) {
+        std::future::poll_fn(|context| {
+            let _ = call.as_mut().poll(context);
+            Poll::Ready(())
+        })
+        .await;
+        for _ in 0..TURNS {
+            tokio::task::yield_now().await;
+        }
+        self.started.push(call);
+    }
+
+    async fn release_and_keep(&mut self, name: &str, kept: String) -> anyhow::Result<Value> {
+        let buffer = self.take_buffer(name)?;
+        let (fd, mapped) = (buffer.try_clone_fd()?, Segment::map(buffer.try_clone_fd()?, Access::ReadWrite)?);
+        buffer.release().await?;
+        self.kept.insert(kept, (fd, mapped));
+        Ok(Value::Null)
+    }
+
+    fn digest_kept(&self, kept: &str) -> anyhow::Result<Value> {
+        let (fd, old) = self.kept.get(kept).with_context(|| format!("nothing kept as {kept}"))?;
+        let new = Segment::map(fd.try_clone()?, Access::ReadOnly)?;
+        Ok(json!([content::digest(reader_of(old)?)?, content::digest(reader_of(&new)?)?]))
+    }
+
+    async fn make(&mut self, name: String, gpu: &str, hca: &str, depth: u32) -> anyhow::Result<Value> {
+        let options = if hca.is_empty() { QueuePairOptions::near_gpu(gpu) } else { QueuePairOptions::on_hca(hca) };
+        let made = self.session()?.create_queue_pair(options.depths(depth, depth)).await?;
+        let shown = json!({
+            "id": made.id(),
+            "hca": made.hca(),
+            "endpoint": hex::encode(&made.endpoint().to_bytes()),
+            "max_inline": made.max_inline_bytes(),
+            "depths": made.depths(),
+        });
+        self.queue_pairs.insert(name, made);
+        Ok(shown)
+    }
+
+    fn post(&self, name: &str, work: &[Work], first: u64, only_last: bool) -> anyhow::Result<Value> {
+        let queue_pair = self.queue_pair(name)?;
+        let mut batch = Vec::with_capacity(work.len());
+        for (index, work) in work.iter().enumerate() {
+            let silent = only_last && index + 1 < batch.capacity();
+            let flags = if silent { SubmissionFlags::empty() } else { SubmissionFlags::SIGNALED };
+            let operation = work::operation(&self.buffers, queue_pair.hca(), work)?;
+            batch.push(Submission { wr_id: first + index as u64, flags, operation });
+        }
+        Ok(json!(queue_pair.post_batch(&batch)?))
+    }
+
+    fn flood(&self, name: &str, work: &Work) -> anyhow::Result<Value> {
+        let queue_pair = self.queue_pair(name)?;
+        let operation = work::operation(&self.buffers, queue_pair.hca(), work)?;
+        let mut posted = 0;
+        loop {
+            match queue_pair.post(posted, operation) {
+                Ok(()) => posted += 1,
+                Err(ClientError::Submit(_)) => return Ok(json!(posted)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Writes into the ring past the client library. With several queue pairs every ring is written.
+    fn scribble(&self, name: &str, offset: u64, bytes: &str) -> anyhow::Result<Value> {
+        self.queue_pair(name)?;
+        let rings = descriptors::own("/memfd:gdrd-ring")?;
+        for ring in &rings {
+            Segment::map(ring.try_clone()?, Access::ReadWrite)?.write_from(offset, &hex::decode(bytes)?)?;
+        }
+        Ok(json!(rings.len()))
+    }
+
+    async fn leases(&self) -> anyhow::Result<Value> {
+        let leases = self.session()?.leases().await?;
+        let shown = leases.iter().map(|lease| {
+            json!({ "id": lease.lease_id, "label": lease.label, "holders": lease.holders, "size": lease.size_bytes,
+                    "detached": lease.ttl.is_some(), "tenant": lease.tenant })
+        });
+        Ok(shown.collect())
+    }
+
+    async fn list_queue_pairs(&self) -> anyhow::Result<Value> {
+        let queue_pairs = self.session()?.queue_pairs().await?;
+        let shown = queue_pairs.iter().map(|queue_pair| {
+            json!({ "id": queue_pair.queue_pair_id, "hca": queue_pair.hca, "state": queue_pair.state,
+                    "tenant": queue_pair.tenant })
+        });
+        Ok(shown.collect())
+    }
+
+    async fn stats(&self) -> anyhow::Result<Value> {
+        let stats = self.client.as_ref().context("not connected")?.stats().await?;
+        let shown = stats.iter().map(|stat| json!({ "name": stat.name, "labels": stat.labels, "value": stat.value }));
+        Ok(shown.collect())
+    }
+
+    fn keep(&mut self, name: String, buffer: Buffer) -> Value {
+        let registrations: Vec<Value> = buffer
+            .registrations()
+            .map(|own| json!({ "hca": own.hca(), "slot": own.slot(), "generation": own.generation() }))
+            .collect();
+        let shown = json!({
+            "lease_id": buffer.lease_id(),
+            "generation": buffer.generation(),
+            "size": buffer.len_bytes(),
+            "gpu": buffer.gpu_uuid(),
+            "registrations": registrations,
+        });
+        self.buffers.insert(name, buffer);
+        shown
+    }
+
+    fn with_session(&self, act: impl FnOnce(&Session)) -> anyhow::Result<Value> {
+        act(self.session()?);
+        Ok(Value::Null)
+    }
+
+    fn session(&self) -> anyhow::Result<&Session> {
+        self.session.as_ref().context("not connected")
+    }
+
+    fn buffer(&self, name: &str) -> anyhow::Result<&Buffer> {
+        self.buffers.get(name).with_context(|| format!("no buffer {name}"))
+    }
+
+    fn take_buffer(&mut self, name: &str) -> anyhow::Result<Buffer> {
+        self.buffers.remove(name).with_context(|| format!("no buffer {name}"))
+    }
+
+    fn queue_pair(&self, name: &str) -> anyhow::Result<&QueuePair> {
+        self.queue_pairs.get(name).with_context(|| format!("no queue pair {name}"))
+    }
+}
+
+fn shown(completion: Completion) -> Value {
+    json!({
+        "wr_id": completion.wr_id,
+        "status": completion.status.to_string(),
+        "opcode": format!("{:?}", completion.opcode),
+        "bytes": completion.byte_len,
+        "imm": completion.imm,
+    })
+}
+
+fn reader_of(segment: &Segment) -> anyhow::Result<impl std::io::Read> {
+    let mut bytes = vec![0; usize::try_from(segment.len_bytes())?];
+    segment.read_into(0, &mut bytes)?;
+    Ok(std::io::Cursor::new(bytes))
+}
