@@ -17,6 +17,7 @@
 //! | `submission_offset` | client | [`SubmissionEntry`] × `submission_capacity` |
 //! | `completion_offset` | broker | [`CompletionEntry`] × `completion_capacity` |
 
+use std::fmt;
 use std::mem::{align_of, offset_of, size_of};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -84,8 +85,9 @@ pub struct Header {
     pub completion_offset: u64,
 }
 
-/// One request, as the client writes it. Unused fields are 0, else the request is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+/// One request, as the client writes it. Reserved fields are 0, else the request is refused; fields that the operation
+/// does not use are ignored.
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct SubmissionEntry {
     /// One of `OP_*`.
@@ -118,6 +120,18 @@ pub struct SubmissionEntry {
     pub swap: u64,
     /// Payload with `FLAG_INLINE`, the first `len_bytes` of it.
     pub inline: [u8; INLINE_MAX_BYTES],
+}
+
+impl fmt::Debug for SubmissionEntry {
+    /// Without the remote key, which no log may show.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("SubmissionEntry")
+            .field("opcode", &self.opcode)
+            .field("flags", &self.flags)
+            .field("wr_id", &self.wr_id)
+            .field("len_bytes", &self.len_bytes)
+            .finish_non_exhaustive()
+    }
 }
 
 /// RDMA write.

@@ -200,3 +200,119 @@ impl<W: Word, S: Slots> Consumer<W, S> {
         Ok(Some(value))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gdrd_shm::Segment;
+
+    use super::*;
+
+    const NAMES: Names = Names { tail: "tail", head: "head" };
+    const CAPACITY: u32 = 4;
+    const TAIL: u64 = 0;
+    const HEAD: u64 = 128;
+    const SLOTS: u64 = 256;
+
+    type Shared = SharedSlots<1>;
+
+    struct Ring {
+        segment: Arc<Segment>,
+        producer: Producer<SharedU32, Shared>,
+        consumer: Consumer<SharedU32, Shared>,
+    }
+
+    fn ring(start: u32) -> Ring {
+        let segment = Arc::new(Segment::create("gdrd-test", 4096).unwrap());
+        let words = || (SharedU32::new(&segment, TAIL).unwrap(), SharedU32::new(&segment, HEAD).unwrap());
+        let slots = || SharedSlots::new(&segment, SLOTS, CAPACITY).unwrap();
+        let (tail, head) = words();
+        Word::store(&tail, start, Ordering::Relaxed);
+        Word::store(&head, start, Ordering::Relaxed);
+        let producer = Producer::new(words(), slots(), NAMES, CAPACITY, start);
+        let consumer = Consumer::new(words(), slots(), NAMES, CAPACITY, start);
+        Ring { segment, producer, consumer }
+    }
+
+    fn forge(ring: &Ring, offset: u64, value: u32) {
+        ring.segment.atomic_u32(offset).unwrap().store(value, Ordering::Release);
+    }
+
+    #[test]
+    fn indices_wrap_without_losing_an_entry() {
+        let mut ring = ring(u32::MAX - 5);
+        let mut expected = 0;
+        let mut sent = 0;
+        while expected < 40 {
+            while ring.producer.has_room(1).unwrap() {
+                ring.producer.stage(&[sent]);
+                sent += 1;
+            }
+            assert!(ring.producer.publish());
+            assert!(!ring.producer.publish(), "nothing new");
+            assert_eq!(ring.producer.occupied(), CAPACITY);
+            for _ in 0..3 {
+                assert_eq!(ring.consumer.take(), Ok(Some([expected])));
+                expected += 1;
+            }
+        }
+    }
+
+    #[test]
+    fn room_counts_what_is_wanted_at_once() {
+        let mut ring = ring(u32::MAX);
+        ring.producer.stage(&[1]);
+        assert_eq!(ring.producer.has_room(3), Ok(true));
+        assert_eq!(ring.producer.has_room(4), Ok(false));
+        assert_eq!(ring.producer.has_room(u32::MAX), Ok(false));
+    }
+
+    #[test]
+    fn only_a_tail_within_one_lap_is_believed() {
+        for start in [0, 7, u32::MAX - 1] {
+            for ahead in (0..=CAPACITY + 2).chain([u32::MAX, u32::MAX / 2, u32::MAX / 2 + 1, u32::MAX - CAPACITY]) {
+                let mut ring = ring(start);
+                let tail = start.wrapping_add(ahead);
+                forge(&ring, TAIL, tail);
+                let found = ring.consumer.has_next();
+                match ahead <= CAPACITY {
+                    true => assert_eq!(found, Ok(ahead > 0)),
+                    false => assert_eq!(
+                        found,
+                        Err(Corrupt { index: "tail", found: tail, least: start, most: start.wrapping_add(CAPACITY) })
+                    ),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_tail_that_falls_back_is_found_before_anything_is_read_twice() {
+        let mut ring = ring(0);
+        forge(&ring, TAIL, 2);
+        assert!(ring.consumer.take().unwrap().is_some());
+        forge(&ring, TAIL, 1);
+        assert!(ring.consumer.take().unwrap().is_some(), "seen before the fall");
+        assert_eq!(ring.consumer.take().unwrap_err().index, "tail");
+    }
+
+    #[test]
+    fn only_a_head_between_the_last_one_and_the_published_tail_is_believed() {
+        for start in [0, u32::MAX - 1] {
+            for ahead in [0, 1, 2, 3, 4, 5, u32::MAX, 1 << 31] {
+                let mut ring = ring(start);
+                ring.producer.stage(&[0]);
+                ring.producer.stage(&[0]);
+                ring.producer.publish();
+                ring.producer.stage(&[0]);
+                let head = start.wrapping_add(ahead);
+                forge(&ring, HEAD, head);
+                match ahead <= 2 {
+                    true => assert_eq!(ring.producer.has_room(2), Ok(ahead > 0)),
+                    false => assert_eq!(ring.producer.has_room(2).unwrap_err().found, head),
+                }
+            }
+        }
+    }
+}

@@ -6,7 +6,6 @@
     reason = "helpers of tests, whose failures name the line"
 )]
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -166,7 +165,7 @@ fn after_future_write_the_maker_still_writes_and_others_only_read() {
 fn foreign_descriptors_are_mapped_only_if_they_cannot_raise_sigbus() {
     let shrinkable = raw_memfd(LEN, Seals::GROW);
     assert_eq!(Segment::map(shrinkable, Access::ReadWrite).err(), Some(ShmError::NotSealed { found: Seals::GROW }));
-    let file = File::from(tempfile::tempfile().unwrap());
+    let file = tempfile::tempfile().unwrap();
     file.set_len(LEN).unwrap();
     // A temporary file is on tmpfs, which knows seals, or on a file system that knows none.
     let refused = Segment::map(file.into(), Access::ReadOnly);
