@@ -12,6 +12,7 @@ use gdrd_ring::BrokerRing;
 use super::command::{Command, Inbox};
 use super::error::BrokerError;
 use super::hca::Reservation;
+use super::landing::FlushLanding;
 use super::registry::Registry;
 use super::slots::{HcaIndex, SlotTable};
 use crate::ids::QueuePairId;
@@ -36,14 +37,16 @@ impl Drop for Held {
 pub(crate) struct Destroyed {
     pub(crate) parts: QueuePairParts,
     pub(crate) held: Held,
+    pub(crate) landing: Option<Arc<FlushLanding>>,
 }
 
 impl Destroyed {
-    /// First the queue pair is destroyed, then the slots are free of it.
+    /// First the queue pair is destroyed, then the memory is free of it.
     fn destroy(self) {
-        let Self { parts, held } = self;
+        let Self { parts, held, landing } = self;
         drop(parts);
         drop(held);
+        drop(landing);
     }
 }
 

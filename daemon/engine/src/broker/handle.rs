@@ -16,6 +16,7 @@ use super::config::{Config, Placement};
 use super::error::{BrokerError, BrokerEvent};
 pub use super::hca::Reservation;
 use super::hca::{CqSetup, HcaShare};
+use super::landing::FlushLanding;
 use super::queue_pair::{Pieces, QueuePair};
 use super::registry::{Detach, Registry};
 use super::request::QueuePairLimits;
@@ -40,6 +41,9 @@ pub struct QueuePairSetup {
     pub slots: Arc<SlotTable>,
     /// What it can carry.
     pub limits: QueuePairLimits,
+    /// For flushes, in the queue pair's protection domain; without it they are refused. Let go of once
+    /// the queue pair is destroyed.
+    pub landing: Option<Arc<FlushLanding>>,
 }
 
 impl std::fmt::Debug for QueuePairSetup {
@@ -149,7 +153,7 @@ impl Broker {
     /// # Errors
     /// [`BrokerError::Depth`], [`BrokerError::Attached`], [`BrokerError::ShutDown`]; the setup is dropped.
     pub fn attach(&self, reservation: Reservation, setup: QueuePairSetup) -> Result<(), BrokerError> {
-        let QueuePairSetup { id, ring, doorbell, parts, slots, limits } = setup;
+        let QueuePairSetup { id, ring, doorbell, parts, slots, limits, landing } = setup;
         let wanted = entries_of(ring.geometry());
         if wanted > reservation.entries {
             return Err(BrokerError::Depth { id, wanted, reserved: reservation.entries });
@@ -159,7 +163,7 @@ impl Broker {
         if !self.registry.enter(id, thread, Arc::clone(&counters)) {
             return Err(BrokerError::Attached { id });
         }
-        let pieces = Pieces { id, ring, doorbell, parts, slots, limits, reservation, counters };
+        let pieces = Pieces { id, ring, doorbell, parts, slots, limits, landing, reservation, counters };
         self.send(thread, Command::Attach(Box::new(QueuePair::new(pieces)))).inspect_err(|_| self.registry.ended(id))
     }
 

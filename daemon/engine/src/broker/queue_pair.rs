@@ -13,6 +13,7 @@ use gdrd_ring::{BrokerRing, Completion, CompletionOpcode, Corrupt, Queue, Status
 use super::cold::{Cold, Destroyed, Ended, Held, Job};
 use super::command::Inbox;
 use super::hca::Reservation;
+use super::landing::FlushLanding;
 use super::ledger::{Ledger, NO_SLOT, Outcome, Record};
 use super::refusal::{RefusalReason, Refused};
 use super::registry::Registry;
@@ -59,6 +60,7 @@ pub(crate) struct QueuePair {
     pub(crate) reservation: Reservation,
     qp_num: u32,
     limits: QueuePairLimits,
+    landing: Option<Arc<FlushLanding>>,
     /// `None` once it was closed as corrupt.
     ring: Option<BrokerRing>,
     /// `None` once the HCA's side was given up.
@@ -86,6 +88,7 @@ pub(crate) struct Pieces {
     pub(crate) parts: QueuePairParts,
     pub(crate) slots: Arc<SlotTable>,
     pub(crate) limits: QueuePairLimits,
+    pub(crate) landing: Option<Arc<FlushLanding>>,
     pub(crate) reservation: Reservation,
     pub(crate) counters: Arc<QueuePairCounters>,
 }
@@ -93,7 +96,7 @@ pub(crate) struct Pieces {
 impl QueuePair {
     /// Books and all else are made here, on the caller's thread; the broker thread allocates nothing.
     pub(crate) fn new(pieces: Pieces) -> Self {
-        let Pieces { id, ring, doorbell, parts, slots, limits, reservation, counters } = pieces;
+        let Pieces { id, ring, doorbell, parts, slots, limits, landing, reservation, counters } = pieces;
         let geometry = ring.geometry();
         Self {
             id,
@@ -112,6 +115,7 @@ impl QueuePair {
             doorbell,
             slots,
             limits,
+            landing,
             reservation,
             counters,
         }
@@ -165,7 +169,12 @@ impl QueuePair {
                 self.counters.failed.add(1);
             }
             Submitted::Request(submission) => {
-                let checker = Checker { slots: &self.slots, hca: self.reservation.hca, limits: &self.limits };
+                let checker = Checker {
+                    slots: &self.slots,
+                    hca: self.reservation.hca,
+                    limits: &self.limits,
+                    landing: self.landing.as_deref(),
+                };
                 match checker.prepare(submission) {
                     Err(refused) => {
                         let opcode = CompletionOpcode::of(&submission.operation);
@@ -244,10 +253,7 @@ impl QueuePair {
             PostError::Gone => Outcome::failed(Status::FatalErr, 0),
             _ => refused(RefusalReason::Provider),
         };
-        if outcome.status == Status::Refused {
-            self.counters.refused.add(1);
-        } else {
-            self.counters.failed.add(1);
+        if outcome.status != Status::Refused {
             self.note_failure(outcome.status, &mut turn.failure);
         }
         self.settle(queue, position, outcome);
@@ -265,10 +271,7 @@ impl QueuePair {
         if !self.settle(queue, position, outcome) {
             return false;
         }
-        if outcome.status == Status::Success {
-            self.counters.completed.add(1);
-        } else {
-            self.counters.failed.add(1);
+        if outcome.status != Status::Success {
             self.note_failure(outcome.status, failure);
         }
         self.emit();
@@ -286,6 +289,12 @@ impl QueuePair {
         let Some(slot) = self.ledger(queue).settle(position, outcome) else {
             return false;
         };
+        match outcome.status {
+            Status::Success => self.counters.completed.add(1),
+            Status::Refused => self.counters.refused.add(1),
+            _ => self.counters.failed.add(1),
+        }
+        // Last, since it may tell a waiter, who then finds all else done.
         if slot != NO_SLOT {
             self.slots.leave(slot, queue == Queue::Receive);
         }
@@ -363,7 +372,7 @@ impl QueuePair {
     pub(crate) fn abandon(&mut self, status: Status) {
         let held = self.give_up(status);
         if let Some(parts) = self.parts.take() {
-            self.cold.send(Job::Destroy(Box::new(Destroyed { parts, held })));
+            self.cold.send(Job::Destroy(Box::new(Destroyed { parts, held, landing: self.landing.take() })));
         }
         self.publish();
     }
@@ -421,8 +430,8 @@ impl QueuePair {
     pub(crate) fn end(mut self, registry: Arc<Registry>) {
         let held = self.give_up(Status::WrFlushErr);
         self.publish();
-        let Self { id, doorbell, reservation, ring, parts, cold, .. } = self;
-        let hardware = parts.map(|parts| Destroyed { parts, held });
+        let Self { id, doorbell, reservation, ring, parts, cold, landing, .. } = self;
+        let hardware = parts.map(|parts| Destroyed { parts, held, landing });
         cold.send(Job::End(Box::new(Ended { id, hardware, ring, doorbell, reservation, registry })));
     }
 }

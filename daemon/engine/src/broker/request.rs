@@ -6,6 +6,7 @@ use gdrd_hal::{
 };
 use gdrd_ring::{self as ring, Operation, Source, Submission, SubmissionFlags};
 
+use super::landing::FlushLanding;
 use super::ledger::NO_SLOT;
 use super::refusal::{RefusalReason, Refused};
 use super::slots::{HcaIndex, SlotTable, Wanted};
@@ -45,6 +46,7 @@ pub(crate) struct Checker<'a> {
     pub(crate) slots: &'a SlotTable,
     pub(crate) hca: HcaIndex,
     pub(crate) limits: &'a QueuePairLimits,
+    pub(crate) landing: Option<&'a FlushLanding>,
 }
 
 /// A request that passed, with the slot that it was counted in on.
@@ -113,7 +115,8 @@ impl Checker<'_> {
             }
             Operation::Flush { remote, len_bytes } => {
                 check_remote(remote.iova, len_bytes)?;
-                let local = LocalSpan { len_bytes, ..LocalSpan::default() };
+                let landing = self.landing.ok_or(RefusalReason::Unsupported)?;
+                let local = landing.span();
                 Ok((WorkRequest { local, remote: span(remote), ..blank(Opcode::Flush) }, NO_SLOT))
             }
             Operation::Recv { .. } => Err(RefusalReason::Malformed.into()),

@@ -1,2 +1,5 @@
+mod endings;
 mod gate;
+mod operations;
 mod slots;
+mod world;
