@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::bdf::{Bdf, RootBus};
-use crate::model::{GpuId, HcaId, Host, NumaId, Upstream};
+use crate::model::{GpuId, HcaId, Host, NumaId, PciFunction, PciRole, Upstream};
 
 /// How near two devices are, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -82,10 +82,23 @@ pub struct Meeting {
     pub bridge: Option<Bdf>,
     /// Bridges from the root down to the common bridge, itself counted; 0 without one.
     pub depth: usize,
-    /// Bridges between it (or the root) and the first function.
+    /// Bridges between it (or the root) and the first function, ports that a whole switch stands for counted.
     pub hops_a: usize,
     /// The same for the second.
     pub hops_b: usize,
+}
+
+/// Bridges between a function and the last of `above`, nearest first, which is where paths meet.
+/// A switch listed as one element has a downstream port towards the function that has no element of its own.
+fn hops(above: &[&PciFunction], shared: usize) -> usize {
+    let own = above.len().saturating_sub(shared);
+    // The bridge where the paths meet counts with the port that leads down, where that is not listed.
+    let with_meeting = above.iter().take(own + usize::from(shared > 0));
+    let below = std::iter::once(PciRole::Endpoint).chain(above.iter().map(|bridge| bridge.role));
+    let unlisted = with_meeting
+        .zip(below)
+        .filter(|(bridge, below)| bridge.role == PciRole::Switch && *below != PciRole::SwitchDownstream);
+    own + unlisted.count()
 }
 
 impl Host {
@@ -94,14 +107,14 @@ impl Host {
     pub fn meeting(&self, a: Bdf, b: Bdf) -> Option<Meeting> {
         self.function(a)?;
         self.function(b)?;
-        let above_a: Vec<Bdf> = self.bridges_above(a).map(|f| f.bdf).collect();
-        let above_b: Vec<Bdf> = self.bridges_above(b).map(|f| f.bdf).collect();
-        let shared = above_a.iter().rev().zip(above_b.iter().rev()).take_while(|(a, b)| a == b).count();
+        let above_a: Vec<&PciFunction> = self.bridges_above(a).collect();
+        let above_b: Vec<&PciFunction> = self.bridges_above(b).collect();
+        let shared = above_a.iter().rev().zip(above_b.iter().rev()).take_while(|(a, b)| a.bdf == b.bdf).count();
         Some(Meeting {
-            bridge: shared.checked_sub(1).and_then(|last| above_a.iter().rev().nth(last).copied()),
+            bridge: shared.checked_sub(1).and_then(|last| above_a.iter().rev().nth(last)).map(|f| f.bdf),
             depth: shared,
-            hops_a: above_a.len() - shared,
-            hops_b: above_b.len() - shared,
+            hops_a: hops(&above_a, shared),
+            hops_b: hops(&above_b, shared),
         })
     }
 
@@ -190,9 +203,9 @@ impl Host {
     }
 
     fn given_level(&self, a: &str, b: &str) -> Option<Level> {
-        self.given_levels
-            .iter()
-            .find(|given| (given.a == a && given.b == b) || (given.a == b && given.b == a))
-            .map(|given| given.level)
+        let wanted = (a.min(b), a.max(b));
+        let place =
+            self.given_levels.binary_search_by(|given| (given.a.as_str(), given.b.as_str()).cmp(&wanted)).ok()?;
+        self.given_levels.get(place).map(|given| given.level)
     }
 }

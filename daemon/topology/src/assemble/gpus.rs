@@ -1,7 +1,7 @@
 //! Which PCI functions are GPUs.
 
 use crate::bdf::Bdf;
-use crate::model::{Gpu, GpuFacts, Host, PciClass, PciFunction, Upstream};
+use crate::model::{Gpu, GpuFacts, Host, NamedGpu, PciClass, PciFunction, Upstream};
 use crate::source::{SourceKind, Sourced};
 
 /// PCI vendor and device ids that count as GPU beside the built-in rule.
@@ -61,10 +61,17 @@ fn is_gpu(function: &PciFunction, ids: &GpuIds) -> bool {
     }
 }
 
-/// GPUs of the host in PCI order.
+/// What an input says of its GPUs.
+pub(super) struct Listed<'a> {
+    pub(super) facts: &'a [GpuFacts],
+    pub(super) stated: &'a [Bdf],
+    pub(super) named: Vec<NamedGpu>,
+}
+
+/// GPUs of the host in PCI order, those without an address last.
 pub(super) fn find(
     host: &Host,
-    facts: &[GpuFacts],
+    listed: Listed<'_>,
     options: &super::ReadOptions,
     source: SourceKind,
     warnings: &mut Vec<String>,
@@ -73,17 +80,24 @@ pub(super) fn find(
     for function in &host.functions {
         if function.fell_off_the_bus() {
             warnings.push(format!("{}: does not answer, left out", function.bdf));
-        } else if is_gpu(function, &options.gpu_ids) && !is_virtual(host, function) {
-            let known = facts.iter().find(|facts| facts.bdf == function.bdf);
+        } else if (listed.stated.contains(&function.bdf) || is_gpu(function, &options.gpu_ids))
+            && !is_virtual(host, function)
+        {
+            let known = listed.facts.iter().find(|facts| facts.bdf == function.bdf);
             gpus.push(gpu(gpus.len(), function, known, source));
         }
     }
-    for facts in facts {
+    for facts in listed.facts {
         if !gpus.iter().any(|gpu| gpu.bdf == Some(facts.bdf)) {
             warnings.push(format!("{}: described as a GPU, but is none", facts.bdf));
         }
     }
+    gpus.extend(listed.named.into_iter().map(|gpu| named(gpu, source)));
     gpus
+}
+
+fn named(gpu: NamedGpu, source: SourceKind) -> Gpu {
+    Gpu { name: gpu.name, bdf: None, numa: gpu.numa, uuid: None, memory_bytes: None, device_node: None, source }
 }
 
 /// Virtual functions beside their physical one belong to guests.

@@ -3,6 +3,7 @@
 //! Pure and total: contradictions in the facts become warnings, never errors, and no input can make it loop.
 
 mod adapters;
+mod given;
 mod gpus;
 mod tree;
 
@@ -35,9 +36,9 @@ pub fn assemble(raw: RawHost, options: &ReadOptions) -> Host {
     numa_nodes.sort_by_key(|node| node.id);
     let mut netdevs = raw.netdevs;
     netdevs.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut host =
-        Host { name: raw.name, numa_nodes, functions, netdevs, given_levels: raw.given_levels, ..Host::default() };
-    host.gpus = gpus::find(&host, &raw.gpus, options, raw.source, &mut warnings);
+    let mut host = Host { name: raw.name, numa_nodes, functions, netdevs, ..Host::default() };
+    let listed = gpus::Listed { facts: &raw.gpus, stated: &raw.stated_gpus, named: raw.named_gpus };
+    host.gpus = gpus::find(&host, listed, options, raw.source, &mut warnings);
     host.hcas = match raw.hcas {
         Some(listed) => hcas(&host, listed, raw.source, &mut warnings),
         None => assumed_hcas(&host, &mut warnings),
@@ -45,6 +46,7 @@ pub fn assemble(raw: RawHost, options: &ReadOptions) -> Host {
     adapters::group(&mut host);
     host.drives = drives(&host, raw.drives);
     host.nvlinks = nvlinks(&host, raw.nvlinks, raw.source, &mut warnings);
+    given::settle(&mut host, raw.given_levels);
     host.warnings = bounded(warnings);
     host
 }
@@ -69,8 +71,8 @@ fn netdevs_of(host: &Host, bdf: Option<Bdf>) -> Vec<String> {
 
 fn hcas(host: &Host, listed: Vec<RawHca>, source: SourceKind, warnings: &mut Vec<String>) -> Vec<Hca> {
     let mut hcas: Vec<Hca> = listed.into_iter().map(|raw| hca(host, raw, source, warnings)).collect();
-    // PCI order; those without a function last; the name only orders devices of one function.
-    hcas.sort_by(|a, b| (a.bdf.is_none(), a.bdf, &a.name).cmp(&(b.bdf.is_none(), b.bdf, &b.name)));
+    // PCI order; the name only orders devices of one function. Those without a function come last, as listed.
+    hcas.sort_by_cached_key(|hca| (hca.bdf.is_none(), hca.bdf, hca.bdf.map(|_| hca.name.clone())));
     hcas
 }
 
@@ -82,10 +84,11 @@ fn hca(host: &Host, raw: RawHca, source: SourceKind, warnings: &mut Vec<String>)
     if let Some(bdf) = raw.bdf.filter(|bdf| host.function(*bdf).is_none()) {
         warnings.push(format!("{}: its PCI function {bdf} is not listed", raw.name));
     }
-    let origin = match raw.bdf {
+    let by_function = match raw.bdf {
         Some(_) => HcaOrigin::Hardware,
         None => HcaOrigin::Soft { netdev: raw.parent_netdev },
     };
+    let origin = raw.origin.unwrap_or(by_function);
     let bdf = raw.bdf.or(below);
     let mut ports = raw.ports;
     ports.sort_by_key(|port| port.port_num);
@@ -95,7 +98,7 @@ fn hca(host: &Host, raw: RawHca, source: SourceKind, warnings: &mut Vec<String>)
         bdf,
         data_direct: raw.data_direct,
         sub_function: raw.sub_function,
-        numa: numa_of(host, bdf),
+        numa: numa_of(host, bdf).or(raw.numa),
         ports,
         netdevs: netdevs_of(host, bdf),
         bond: None,

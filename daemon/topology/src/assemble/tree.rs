@@ -123,11 +123,15 @@ fn settle(function: &mut PciFunction, parent: Option<Parent>) {
     if function.numa.is_none() {
         function.numa = numa.map(|numa| Sourced::new(numa.value, SourceKind::Derived));
     }
+    let is_collapsed = function.source == SourceKind::NcclXml;
     function.role = match (function.is_bridge(), above, function.upstream) {
         (false, _, _) => PciRole::Endpoint,
+        // NCCL walks two folders a step (`ncclTopoGetXmlFromSys`, nccl:src/graph/xml.cc): root ports and
+        // downstream ports never get an element.
+        (true, _, _) if is_collapsed => PciRole::Switch,
         (true, None, Upstream::Root(_)) => PciRole::RootPort,
         (true, Some(PciRole::RootPort | PciRole::SwitchDownstream), _) => PciRole::SwitchUpstream,
-        (true, Some(PciRole::SwitchUpstream), _) => PciRole::SwitchDownstream,
+        (true, Some(PciRole::SwitchUpstream | PciRole::Switch), _) => PciRole::SwitchDownstream,
         (true, _, _) => PciRole::Bridge,
     };
 }

@@ -15,7 +15,7 @@ pub use device::{
 pub(crate) use nvlink::RawNvLink;
 pub use nvlink::{NvLink, NvLinkEnd, NvLinkKind};
 pub use pci::{NumaId, NumaNode, PciClass, PciFunction, PciRole, Upstream};
-pub use raw::{GivenLevel, GpuFacts, RawHca, RawHost};
+pub use raw::{GivenLevel, GpuFacts, NamedGpu, RawHca, RawHost};
 
 use crate::bdf::Bdf;
 use crate::source::Source;
@@ -50,7 +50,8 @@ pub struct Host {
     pub drives: Vec<Drive>,
     /// NVLinks between GPUs and to switches.
     pub nvlinks: Vec<NvLink>,
-    /// Levels that the input states itself, for inputs without a PCI tree.
+    /// Levels that the input states itself, for devices without a place in a PCI tree. Each pair once, its
+    /// names in order, the pairs in order of both.
     pub given_levels: Vec<GivenLevel>,
     /// Loaded kernel modules that let an RDMA NIC reach GPU memory (`nvidia_peermem`, `amdgpu`).
     pub peer_memory_modules: Vec<String>,

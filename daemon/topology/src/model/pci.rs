@@ -96,6 +96,8 @@ pub enum PciRole {
     SwitchUpstream,
     /// Bridge below an upstream port: the device side of a switch.
     SwitchDownstream,
+    /// A whole switch listed as one element, as NCCL does: its upstream port, the downstream ports left out.
+    Switch,
     /// Bridge whose place is not known.
     Bridge,
     /// Everything that is no bridge.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
 use crate::level::Level;
-use crate::model::{DeviceNode, Drive, Netdev, NumaNode, PciFunction, Port, RawNvLink};
+use crate::model::{DeviceNode, Drive, HcaOrigin, Netdev, NumaId, NumaNode, PciFunction, Port, RawNvLink};
 use crate::source::SourceKind;
 
 /// Facts about one host from one input. A reader fills what it knows and leaves the rest empty;
@@ -27,6 +27,10 @@ pub struct RawHost {
     pub drives: Vec<Drive>,
     /// What is known of GPUs beyond their PCI function.
     pub gpus: Vec<GpuFacts>,
+    /// Functions that the input itself calls GPUs, whatever their class and place.
+    pub stated_gpus: Vec<Bdf>,
+    /// GPUs of inputs without addresses, in the order of the input.
+    pub named_gpus: Vec<NamedGpu>,
     /// NVLinks by address.
     pub(crate) nvlinks: Vec<RawNvLink>,
     /// Levels stated by the input.
@@ -50,6 +54,8 @@ impl RawHost {
             netdevs: Vec::new(),
             drives: Vec::new(),
             gpus: Vec::new(),
+            stated_gpus: Vec::new(),
+            named_gpus: Vec::new(),
             nvlinks: Vec::new(),
             given_levels: Vec::new(),
             peer_memory_modules: Vec::new(),
@@ -77,6 +83,19 @@ pub struct RawHca {
     pub node_guid: Option<u64>,
     /// Adapter GUID.
     pub sys_image_guid: Option<u64>,
+    /// How it came into the list. `None`: hardware if it has a function, else soft.
+    pub origin: Option<HcaOrigin>,
+    /// NUMA node, for inputs that tell it apart from the function.
+    pub numa: Option<NumaId>,
+}
+
+/// A GPU of an input without addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedGpu {
+    /// Its name in the input (`GPU0`).
+    pub name: String,
+    /// NUMA node; `None` is unknown, or more than one.
+    pub numa: Option<NumaId>,
 }
 
 /// What an input knows of a GPU.
@@ -95,7 +114,7 @@ pub struct GpuFacts {
 /// A level between two devices, by name, as an input states it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GivenLevel {
-    /// One device (`GPU0`, `mlx5_0`).
+    /// One device (`GPU0`, `mlx5_0`). A reader that does not know the name of a GPU gives its address.
     pub a: String,
     /// The other.
     pub b: String,

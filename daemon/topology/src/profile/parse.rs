@@ -157,9 +157,9 @@ impl Reader {
             data_direct: line.take_parsed("data_direct")?,
             sub_function: line.take("sf").map(str::to_owned),
             parent_netdev: line.take("parent").map(str::to_owned),
-            ports: Vec::new(),
             node_guid: line.take("node_guid").map(guid).transpose()?,
             sys_image_guid: line.take("sys_image_guid").map(guid).transpose()?,
+            ..RawHca::default()
         };
         if self.hca_place.insert(name, self.hcas.len()).is_some() {
             return Err(format!("hca `{}` is described twice", hca.name));

@@ -28,13 +28,13 @@ fn hca(tree: &Tree, name: String) -> RawHca {
     let read_guid = |file: &str| tree.text(&format!("{entry}/{file}")).and_then(|text| guid::parse(&text));
     RawHca {
         bdf,
-        data_direct: None,
         sub_function: path.as_deref().and_then(sub_function),
         parent_netdev: tree.text(&format!("{entry}/parent")).filter(|_| bdf.is_none()),
         ports: ports(tree, &entry),
         node_guid: read_guid("node_guid"),
         sys_image_guid: read_guid("sys_image_guid"),
         name,
+        ..RawHca::default()
     }
 }
 
