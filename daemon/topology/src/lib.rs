@@ -19,7 +19,11 @@
 //!
 //! # Questions
 //! - [`model::Host::gpu_hca_level`], `gpu_level`, `hca_level`: [`level::Level`], `None` where nothing is known.
-//! - [`model::Host::nvlink_kind`], [`model::Host::nvlinks_between`].
+//! - [`model::Host::nvlink_kind`], `nvlinks_between`, `gpu_hca_bottleneck`, `gdr`.
+//! - [`plan::plan`]`(&snapshot, &PlanOptions)` pairs GPUs and NICs and gives [`plan::contract::Plan`], which is
+//!   the JSON contract `gdrd.plan/v1` (`to_json`); [`plan::replan`] keeps the pairs of a plan before;
+//!   [`plan::explain`] tells why each NIC won or lost. Names and addresses only, so plans outlive snapshots.
+//! - [`render::matrix`], [`render::tree`]: text; [`render::topo`]: JSON `gdrd.topo/v1`.
 //!
 //! # Adding a reader
 //! A reader is a module that fills a [`model::RawHost`] with what its input lists and hands it to
@@ -30,12 +34,16 @@
 pub mod assemble;
 pub mod bdf;
 pub mod error;
+pub mod gdr;
 mod guid;
 pub mod level;
 pub mod link;
 pub mod model;
+pub mod path;
+pub mod plan;
 pub mod profile;
 mod read;
+pub mod render;
 pub mod source;
 pub mod sysfs;
 

@@ -103,7 +103,7 @@ impl fmt::Display for LinkRate {
     }
 }
 
-/// The link above a PCI function, towards the root. Unknown parts are `None`, never 0.
+/// The link of a PCI function: above it, for root and downstream ports below. Unknown parts are `None`, never 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
     /// What it runs at now.

@@ -34,8 +34,17 @@ pub enum SourceKind {
 pub struct Source {
     /// Kind of input.
     pub kind: SourceKind,
-    /// File or folder, or the name of a built-in profile; `None` for the live host.
+    /// File or folder, or the name of a built-in profile; `None` for the live host. Printed with what is no
+    /// text in it replaced.
+    #[serde(serialize_with = "as_text")]
     pub path: Option<PathBuf>,
+}
+
+fn as_text<S: serde::Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    match path {
+        Some(path) => serializer.collect_str(&path.display()),
+        None => serializer.serialize_none(),
+    }
 }
 
 /// A value and the input that gave it, for facts that more than one input can give.

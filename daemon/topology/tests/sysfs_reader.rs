@@ -14,12 +14,12 @@ use tempfile::TempDir;
 
 fn tree_of(host: &Host) -> TempDir {
     let folder = tempfile::tempdir().expect("the temporary folder is writable");
-    build(host, folder.path()).expect("a host is written as a tree");
+    build(host, folder.path()).expect("the folder is empty and writable");
     folder
 }
 
 fn read(root: &Path) -> Snapshot {
-    read_root(root, &ReadOptions::default()).expect("the tree reads as a host")
+    read_root(root, &ReadOptions::default()).expect("the root holds sys/")
 }
 
 /// A host as sysfs can tell it: without sources, and without what sysfs does not hold.

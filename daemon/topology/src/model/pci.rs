@@ -46,6 +46,8 @@ impl PciClass {
     pub const DISPLAY_OTHER: u32 = 0x0380;
     /// Processing accelerator.
     pub const ACCELERATOR: u32 = 0x1200;
+    /// Ethernet network controller.
+    pub const NET_ETHERNET: u32 = 0x0200;
     /// InfiniBand network controller.
     pub const NET_INFINIBAND: u32 = 0x0207;
     /// InfiniBand serial bus controller.
@@ -121,7 +123,7 @@ pub struct PciFunction {
     pub upstream: Upstream,
     /// Its role in the tree.
     pub role: PciRole,
-    /// Link towards the root.
+    /// Link above it; for root and downstream ports the link below, as sysfs shows it.
     pub link: Link,
     /// NUMA node; `None` is unknown (sysfs -1), never node 0.
     pub numa: Option<Sourced<NumaId>>,

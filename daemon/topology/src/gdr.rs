@@ -1,0 +1,73 @@
+//! Whether a NIC can move a GPU's memory by itself: a field of its own, never part of the level.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{GpuId, HcaId, HcaOrigin, Host};
+
+/// State of GPUDirect RDMA between one GPU and one NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GdrState {
+    /// Nothing speaks for or against it.
+    Unknown,
+    /// What it needs is there; not tried.
+    Possible,
+    /// A transfer with checked content went through.
+    Proven,
+    /// A transfer was tried and failed.
+    Failed,
+    /// It cannot work.
+    Impossible,
+}
+
+/// State of GPUDirect RDMA and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gdr {
+    /// The state.
+    pub state: GdrState,
+    /// The evidence for it.
+    pub reason: String,
+}
+
+impl Gdr {
+    fn new(state: GdrState, reason: impl Into<String>) -> Self {
+        Self { state, reason: reason.into() }
+    }
+}
+
+const NVIDIA: u16 = 0x10de;
+const AMD: u16 = 0x1002;
+/// GB10 (DGX Spark) has neither dma-buf export of GPU memory nor nvidia-peermem, since its GPU has no
+/// memory of its own.
+const GB10: u16 = 0x2e12;
+
+impl Host {
+    /// What the host's facts say of GPUDirect RDMA between a GPU and an HCA.
+    #[must_use]
+    pub fn gdr(&self, gpu: GpuId, hca: HcaId) -> Gdr {
+        use GdrState::{Impossible, Possible, Unknown};
+        let (Some(gpu), Some(hca)) = (self.gpu(gpu), self.hca(hca)) else {
+            return Gdr::new(Unknown, "no such pair");
+        };
+        match hca.origin {
+            HcaOrigin::Soft { .. } => return Gdr::new(Impossible, "software RDMA device: the CPU moves the data"),
+            HcaOrigin::Socket => return Gdr::new(Impossible, "socket transport, no RDMA"),
+            _ => {}
+        }
+        let function = gpu.bdf.and_then(|bdf| self.function(bdf));
+        let (vendor, device) = function.map_or((None, None), |function| (function.vendor, function.device));
+        if vendor == Some(NVIDIA) && device == Some(GB10) {
+            return Gdr::new(Impossible, "GB10 offers neither dma-buf nor nvidia-peermem for its memory");
+        }
+        let is_loaded = |name: &&str| self.peer_memory_modules.iter().any(|module| module == name);
+        let wanted: &[&str] = match vendor {
+            Some(NVIDIA) => &["nvidia_peermem", "nv_peer_mem"],
+            Some(AMD) => &["amdgpu"],
+            _ => &[],
+        };
+        match wanted.iter().find(|name| is_loaded(name)) {
+            Some(module) => Gdr::new(Possible, format!("module {module} is loaded; not probed")),
+            None => Gdr::new(Unknown, "not probed"),
+        }
+    }
+}

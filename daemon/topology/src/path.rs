@@ -1,0 +1,120 @@
+//! What a path between two devices carries, and what limits it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bdf::Bdf;
+use crate::model::{GpuId, HcaId, Host, NvLinkEnd, PciFunction};
+
+/// The narrowest part of a path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bottleneck {
+    /// What it carries in each direction, Gbit/s.
+    pub gbps: f64,
+    /// The part: a PCIe link by the function it belongs to, or a port as `mlx5_0:1`.
+    pub hop: String,
+}
+
+impl Bottleneck {
+    fn narrower(self, other: Self) -> Self {
+        if other.gbps < self.gbps { other } else { self }
+    }
+}
+
+/// Bridges that hypervisors make up: what they say of speed and width is not true of the hardware below.
+/// QEMU's own vendor id, and the TI switch and Intel root port that it imitates.
+fn is_emulated(function: &PciFunction) -> bool {
+    matches!(
+        (function.vendor, function.device),
+        (Some(0x1b36), _) | (Some(0x104c), Some(0x8232 | 0x8233)) | (Some(0x8086), Some(0x3420))
+    )
+}
+
+fn link_of(function: &PciFunction) -> Option<Bottleneck> {
+    if is_emulated(function) {
+        return None;
+    }
+    let gbps = function.link.gbps()?;
+    Some(Bottleneck { gbps, hop: function.bdf.to_string() })
+}
+
+impl Host {
+    /// Functions whose links lie between a device and where its path meets that of another, the device
+    /// first. The bridge where they meet is not among them: its link is above.
+    pub(crate) fn links_towards(&self, from: Bdf, other: Bdf) -> impl Iterator<Item = &PciFunction> {
+        let meeting = self.meeting(from, other).and_then(|meeting| meeting.bridge);
+        let own = self.function(from).into_iter();
+        own.chain(self.bridges_above(from)).take_while(move |f| Some(f.bdf) != meeting)
+    }
+
+    /// Narrowest known PCIe link between two functions; `None` if no link on the way is known.
+    #[must_use]
+    pub fn pci_bottleneck(&self, a: Bdf, b: Bdf) -> Option<Bottleneck> {
+        let links = self.links_towards(a, b).chain(self.links_towards(b, a));
+        links.filter_map(link_of).reduce(Bottleneck::narrower)
+    }
+
+    /// The fastest usable port of an HCA.
+    #[must_use]
+    pub fn port_bottleneck(&self, id: HcaId) -> Option<Bottleneck> {
+        let hca = self.hca(id)?;
+        let gbps = hca.rate_gbps()?;
+        let port = hca.ports.iter().find(|port| port.rate_gbps == Some(gbps))?;
+        Some(Bottleneck { gbps, hop: format!("{}:{}", hca.name, port.port_num) })
+    }
+
+    /// Narrowest part between a GPU and the wire of an HCA: every link on the way and the port.
+    /// By the better path where the HCA has a data-direct function.
+    #[must_use]
+    pub fn gpu_hca_bottleneck(&self, gpu: GpuId, hca: HcaId) -> Option<Bottleneck> {
+        let (near, far) = (self.gpu(gpu)?.bdf, self.hca(hca)?);
+        let path = |to: Option<Bdf>| near.zip(to).and_then(|(a, b)| self.pci_bottleneck(a, b));
+        let wider = |a: Bottleneck, b: Bottleneck| if b.gbps > a.gbps { b } else { a };
+        let links = [path(far.bdf), path(far.data_direct)].into_iter().flatten().reduce(wider);
+        links.into_iter().chain(self.port_bottleneck(hca)).reduce(Bottleneck::narrower)
+    }
+
+    /// Narrowest part of the NIC's own side of that path: what it could give several GPUs together.
+    pub(crate) fn nic_side_gbps(&self, gpu: GpuId, hca: HcaId) -> Option<f64> {
+        let (near, far) = (self.gpu(gpu)?.bdf, self.hca(hca)?.bdf);
+        let links = near.zip(far).into_iter().flat_map(|(a, b)| self.links_towards(b, a));
+        links.filter_map(link_of).chain(self.port_bottleneck(hca)).map(|part| part.gbps).min_by(f64::total_cmp)
+    }
+
+    /// Gbit/s of the NVLinks bonded between two GPUs in one direction; `None` without NVLink or rate.
+    #[must_use]
+    pub fn nvlink_gbps(&self, a: GpuId, b: GpuId) -> Option<f64> {
+        let links = self.nvlinks_between(a, b);
+        let is_of_pair = |gpu: GpuId, end: NvLinkEnd| {
+            (gpu == a && end != NvLinkEnd::Gpu(a)) || (gpu == b && end == NvLinkEnd::Gpu(a))
+        };
+        let link = self.nvlinks.iter().find(|link| is_of_pair(link.gpu, link.end))?;
+        (links > 0).then(|| link.link_gbps.map(|gbps| gbps * f64::from(links))).flatten()
+    }
+
+    /// Sentences on links of GPUs, NICs and the bridges above them that run below what they could.
+    #[must_use]
+    pub fn slow_links(&self) -> Vec<String> {
+        let devices = self.gpus.iter().map(|gpu| gpu.bdf).chain(self.hcas.iter().map(|hca| hca.bdf));
+        let mut slow: Vec<&PciFunction> = devices
+            .flatten()
+            .flat_map(|bdf| self.function(bdf).into_iter().chain(self.bridges_above(bdf)))
+            .filter(|function| function.link.is_below_max() && !is_emulated(function))
+            .collect();
+        slow.sort_by_key(|function| function.bdf);
+        slow.dedup_by_key(|function| function.bdf);
+        slow.into_iter().filter_map(|function| self.slow_link(function)).collect()
+    }
+
+    fn slow_link(&self, function: &PciFunction) -> Option<String> {
+        let (current, max) = function.link.current.zip(function.link.max)?;
+        let is_gpu = self.gpus.iter().any(|gpu| gpu.bdf == Some(function.bdf));
+        let only_slower = current.width == max.width;
+        let hint = if is_gpu && only_slower { "; idle GPUs lower their link speed" } else { "" };
+        Some(format!(
+            "{}: link runs at {current} of {max} ({:.0} of {:.0} Gbit/s){hint}",
+            function.bdf,
+            current.gbps(),
+            max.gbps()
+        ))
+    }
+}

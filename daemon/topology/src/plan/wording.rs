@@ -1,0 +1,153 @@
+//! Reasons and warnings of a plan, in words.
+
+use std::collections::BTreeSet;
+
+use crate::level::Level;
+use crate::model::{GpuId, HcaId, HcaOrigin, Upstream};
+use crate::plan::Pairing;
+
+/// Most names that one sentence lists.
+const MAX_NAMES: usize = 8;
+
+fn list(names: &[String]) -> String {
+    match names.get(..MAX_NAMES) {
+        Some(first) if names.len() > MAX_NAMES => format!("{} and {} more", first.join(", "), names.len() - MAX_NAMES),
+        _ => names.join(", "),
+    }
+}
+
+/// A level in a sentence.
+pub(super) fn level_word(level: Option<Level>) -> String {
+    level.map_or_else(|| "at an unknown place".to_owned(), |level| level.to_string())
+}
+
+impl Pairing<'_> {
+    /// Why a GPU has these NICs, or none.
+    pub(super) fn reason(&self, gpu: GpuId) -> String {
+        let assigned = self.choice.of_gpu(gpu);
+        if self.choice.pinned.contains(&gpu) {
+            let names: Vec<String> = assigned.iter().map(|nic| self.name(*nic)).collect();
+            return format!(
+                "pinned by the operator to {}",
+                if names.is_empty() { "no NIC".to_owned() } else { list(&names) }
+            );
+        }
+        match assigned.first() {
+            None => self.reason_for_none(gpu),
+            Some(first) => self.reason_for_some(gpu, *first, assigned),
+        }
+    }
+
+    fn reason_for_some(&self, gpu: GpuId, first: HcaId, assigned: &[HcaId]) -> String {
+        let level = self.host.gpu_hca_level(gpu, first);
+        let equals = self.equals(gpu, first);
+        let names: Vec<String> = assigned.iter().map(|nic| self.name(*nic)).collect();
+        let mut words = match equals.len() {
+            0 | 1 => format!("{} is the nearest NIC ({})", list(&names), level_word(level)),
+            n if n == assigned.len() => format!("{} are the nearest NICs ({})", list(&names), level_word(level)),
+            n => format!("{} of {n} equally near NICs ({})", list(&names), level_word(level)),
+        };
+        if self.candidates.nearness(gpu, first).is_some_and(|near| near.is_soft) {
+            words += "; software RDMA, since no hardware NIC may be used";
+        }
+        let others: BTreeSet<GpuId> =
+            assigned.iter().flat_map(|nic| self.choice.users(*nic)).filter(|g| *g != gpu).collect();
+        if !others.is_empty() {
+            words += &format!("; shared with {}, as every nearest NIC is taken", list(&self.gpu_names(others)));
+        } else if equals.len() > assigned.len() {
+            let rivals = equals.iter().flat_map(|nic| self.choice.users(*nic)).filter(|g| *g != gpu).collect();
+            let rivals = self.gpu_names(rivals);
+            if !rivals.is_empty() {
+                words += &format!("; spread evenly over this GPU and {}", list(&rivals));
+            }
+        }
+        let demoted = assigned.iter().filter_map(|nic| Some((*nic, self.candidates.nic(*nic)?.demotion.reasons())));
+        for (nic, reasons) in demoted.filter(|(_, reasons)| !reasons.is_empty()) {
+            words += &format!("; {} {}", self.name(nic), reasons.join(" and "));
+        }
+        words
+    }
+
+    fn gpu_names(&self, gpus: BTreeSet<GpuId>) -> Vec<String> {
+        gpus.into_iter().filter_map(|gpu| self.host.gpu(gpu)).map(|gpu| gpu.name.clone()).collect()
+    }
+
+    /// NICs as near as this one that may be given.
+    pub(super) fn equals(&self, gpu: GpuId, nic: HcaId) -> Vec<HcaId> {
+        let near = self.candidates.nearness(gpu, nic);
+        let all = (0..self.host.hcas.len()).map(HcaId);
+        let may = |id: &HcaId| self.candidates.nic(*id).is_some_and(|nic| nic.exclusion.is_none());
+        all.filter(|id| may(id) && self.candidates.nearness(gpu, *id) == near).collect()
+    }
+
+    fn reason_for_none(&self, gpu: GpuId) -> String {
+        if self.host.hcas.is_empty() {
+            return "no RDMA NIC on this host".to_owned();
+        }
+        let nearest = self.candidates.nearest(gpu, |_, nic| nic.exclusion.is_none());
+        if let Some(nic) = nearest.first() {
+            let level = level_word(self.host.gpu_hca_level(gpu, *nic));
+            return format!("nearest NIC {} is {level}, beyond max_level {}", self.name(*nic), self.options.max_level);
+        }
+        let excluded = self.host.hcas.iter().zip(&self.candidates.nics);
+        let excluded =
+            excluded.map(|(hca, nic)| format!("{} ({})", hca.name, nic.exclusion.as_deref().unwrap_or("unknown")));
+        format!("no NIC may be used: {}", list(&excluded.collect::<Vec<_>>()))
+    }
+
+    /// What the reader of the plan should know.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.host.warnings.clone();
+        warnings.extend(self.choice.bad_pins.iter().cloned());
+        for (hca, nic) in self.host.hcas.iter().zip(&self.candidates.nics) {
+            if let Some(reason) = &nic.exclusion {
+                warnings.push(format!("{} is not assigned: {reason}", hca.name));
+            }
+        }
+        warnings.extend(self.far_pairs());
+        warnings.extend(self.host.slow_links());
+        if self.is_flat() {
+            warnings.push(
+                "the PCI tree is flat: no switch is visible, so that levels do not tell which NIC is near which GPU"
+                    .to_owned(),
+            );
+        }
+        warnings
+    }
+
+    fn far_pairs(&self) -> Vec<String> {
+        let mut far = Vec::new();
+        for (gpu, device) in (0..).map(GpuId).zip(&self.host.gpus) {
+            for nic in self.choice.of_gpu(gpu) {
+                let level = self.host.gpu_hca_level(gpu, *nic);
+                if level.is_none_or(|level| level > Level::Pxb) {
+                    far.push(format!(
+                        "{}: {} is {}: no switch joins them, traffic passes the CPU",
+                        device.name,
+                        self.name(*nic),
+                        level_word(level)
+                    ));
+                }
+                far.extend(
+                    self.unusable(*nic)
+                        .map(|why| format!("{}: {} is assigned, but {why}", device.name, self.name(*nic))),
+                );
+            }
+        }
+        far
+    }
+
+    /// Why a NIC that a GPU was given by a pin or keeps from before should not be used.
+    fn unusable(&self, nic: HcaId) -> Option<&str> {
+        self.candidates.nic(nic)?.exclusion.as_deref()
+    }
+
+    /// Several GPUs and NICs, all directly on root buses: a guest that hides the switches.
+    fn is_flat(&self) -> bool {
+        let hardware = self.host.hcas.iter().filter(|hca| hca.origin == HcaOrigin::Hardware).map(|hca| hca.bdf);
+        let bdfs: Vec<_> = self.host.gpus.iter().map(|gpu| gpu.bdf).chain(hardware).collect();
+        let on_root =
+            |bdf| self.host.function(bdf).is_some_and(|function| matches!(function.upstream, Upstream::Root(_)));
+        !self.host.gpus.is_empty() && bdfs.len() > 2 && bdfs.iter().all(|bdf| bdf.is_some_and(on_root))
+    }
+}
