@@ -140,6 +140,7 @@ fn role(function: &PciFunction) -> &'static str {
         PciRole::RootPort => "root port",
         PciRole::SwitchUpstream => "switch, upstream port",
         PciRole::SwitchDownstream => "switch, downstream port",
+        PciRole::Switch => "switch",
         PciRole::Bridge => "bridge",
         PciRole::Endpoint if is_nvswitch(function) => "NVSwitch",
         PciRole::Endpoint => "device",
