@@ -8,6 +8,8 @@
 //! UUIDs, because CUDA lives in another process.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod error;
 mod gpu_facts;
 mod gpu_memory;
