@@ -8,7 +8,6 @@ use crate::guid;
 use crate::link::{Link, LinkRate};
 use crate::model::{Gid, GidKind, Gpu, Hca, HcaOrigin, Host, NumaId, NvLinkEnd, PciFunction, Upstream};
 use crate::profile::{MAGIC, VERSION};
-use crate::source::SourceKind;
 
 /// Writes a host as a profile. Facts that the format has no word for (warnings, sources, levels stated
 /// by other inputs) are left out.
@@ -44,7 +43,7 @@ fn write_all(out: &mut String, host: &Host) -> std::fmt::Result {
         writeln!(out, "root {root}{}", key("numa", numa.map(|numa| numa.to_string())))?;
     }
     for function in &host.functions {
-        write_function(out, function, &roots)?;
+        write_function(out, function, numa_above(host, function, &roots))?;
     }
     for gpu in &host.gpus {
         write_gpu(out, gpu)?;
@@ -76,23 +75,22 @@ fn key(name: &str, value: Option<String>) -> String {
     value.map_or_else(String::new, |value| format!(" {name}={value}"))
 }
 
-fn write_function(
-    out: &mut String,
-    function: &PciFunction,
-    roots: &BTreeMap<RootBus, Option<NumaId>>,
-) -> std::fmt::Result {
+/// NUMA node that the line of what a function hangs below already gives it.
+fn numa_above(host: &Host, function: &PciFunction, roots: &BTreeMap<RootBus, Option<NumaId>>) -> Option<NumaId> {
+    match function.upstream {
+        Upstream::Root(root) => roots.get(&root).copied().flatten(),
+        Upstream::Bridge(bridge) => host.function(bridge)?.numa_id(),
+        Upstream::Unknown => None,
+    }
+}
+
+fn write_function(out: &mut String, function: &PciFunction, above: Option<NumaId>) -> std::fmt::Result {
     let parent = match function.upstream {
         Upstream::Root(root) => root.to_string(),
         Upstream::Bridge(bridge) => bridge.to_string(),
         Upstream::Unknown => "?".to_owned(),
     };
-    // What the root line or the bridge above already says is not repeated.
-    let by_root = match function.upstream {
-        Upstream::Root(root) => roots.get(&root).copied().flatten() == function.numa_id(),
-        Upstream::Bridge(_) | Upstream::Unknown => false,
-    };
-    let inherited = function.numa.as_ref().is_some_and(|n| n.source == SourceKind::Derived);
-    let numa = function.numa_id().filter(|_| !by_root && !inherited);
+    let numa = function.numa_id().filter(|numa| Some(*numa) != above);
     let id = |id: Option<u16>| id.unwrap_or(0);
     write!(
         out,

@@ -73,13 +73,18 @@ fn rate_gbps(tree: &Tree, path: &str, text: &str) -> Option<f64> {
     rate
 }
 
+/// Empty slots have no interface id; InfiniBand fills in the subnet prefix all the same.
+fn is_in_use(gid: &Ipv6Addr) -> bool {
+    gid.octets()[8..].iter().any(|byte| *byte != 0)
+}
+
 /// GIDs in use. Tables are sparse: empty slots are zero, and their type gives EINVAL.
 fn gids(tree: &Tree, port: &str) -> Vec<Gid> {
     let mut gids = Vec::new();
     for name in tree.list_or_warn(&format!("{port}/gids")).into_iter().take(MAX_GIDS) {
         let Ok(gid_index) = name.parse() else { continue };
         let gid = tree.quiet_text(&format!("{port}/gids/{name}")).and_then(|text| text.parse().ok());
-        let Some(gid) = gid.filter(|gid: &Ipv6Addr| !gid.is_unspecified()) else { continue };
+        let Some(gid) = gid.filter(is_in_use) else { continue };
         let kind = tree.quiet_text(&format!("{port}/gid_attrs/types/{name}"));
         gids.push(Gid {
             gid_index,
