@@ -22,6 +22,8 @@ use crate::ids::QueuePairId;
 
 /// Completions taken from one completion queue at a time.
 const POLL_BATCH: usize = 64;
+/// Idle turns between two looks at the clock, which costs as much as a turn.
+const TURNS_PER_LOOK: u32 = 16;
 /// How often a completion queue without event fd is polled while work is posted.
 const POLL_ONLY_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -91,19 +93,23 @@ impl Worker {
 
     /// Serves until told to stop.
     pub(crate) fn run(mut self) {
-        let mut idle_since = None;
+        let mut idle_since = Instant::now();
+        let mut idle_turns: u32 = 0;
         while !self.stopped {
             if self.turn() {
-                idle_since = None;
+                idle_turns = 0;
                 continue;
             }
-            if idle_since.get_or_insert_with(Instant::now).elapsed() < self.setup.spin {
+            if idle_turns == 0 {
+                idle_since = Instant::now();
+            }
+            idle_turns = idle_turns.wrapping_add(1);
+            if !idle_turns.is_multiple_of(TURNS_PER_LOOK) || idle_since.elapsed() < self.setup.spin {
                 hint::spin_loop();
                 continue;
             }
-            if self.fall_asleep() {
-                idle_since = None;
-            }
+            self.fall_asleep();
+            idle_turns = 0;
         }
         self.shut_down();
     }
@@ -343,8 +349,8 @@ impl Worker {
         }
     }
 
-    /// Sleeps until there may be work; false if there was some after all.
-    fn fall_asleep(&mut self) -> bool {
+    /// Sleeps until there may be work, unless there is some already.
+    fn fall_asleep(&mut self) {
         self.drop_unused_cqs();
         let announced = self.announce_sleep();
         let quiet = announced && self.arm() && !self.poll();
@@ -356,7 +362,6 @@ impl Worker {
         for queue_pair in self.queue_pairs.iter_mut().flatten() {
             queue_pair.finish_sleep();
         }
-        true
     }
 
     /// Asks all clients for a wake-up; false if one has posted meanwhile.

@@ -1,5 +1,11 @@
+//! Tests of the broker: parts alone, against an HCA driven by hand, and between real rings on the simulator.
+
+mod by_hand;
 mod endings;
+mod fake;
 mod gate;
+mod hostile;
 mod operations;
+mod sleeping;
 mod slots;
 mod world;

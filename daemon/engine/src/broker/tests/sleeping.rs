@@ -1,0 +1,88 @@
+//! Broker threads and clients that sleep between bursts: no wake-up is lost on either side.
+
+use std::time::Duration;
+
+use gdrd_ring::{Operation, Source, Status};
+
+use super::world::{DEPTH, Side, World, recv, request, silent, write};
+use crate::broker::Config;
+
+/// A broker that sleeps whenever a look finds nothing.
+fn drowsy() -> World {
+    World::with(Config { spin: Duration::ZERO, ..Config::default() })
+}
+
+fn burst(left: &mut Side, right: &mut Side, round: u64) {
+    let count = 1 + round % u64::from(DEPTH);
+    for wr_id in 0..count {
+        right.client.submit(&request(wr_id, recv(right.buffer.local(8 * wr_id, 8))));
+    }
+    right.client.flush();
+    for wr_id in 0..count {
+        left.buffer.write(8 * wr_id, &(round + wr_id).to_ne_bytes());
+        let source = Source::Local(left.buffer.local(8 * wr_id, 8));
+        let send = Operation::Send { source, imm: None };
+        let last = wr_id + 1 == count;
+        left.client.submit(&if last { request(wr_id, send) } else { silent(wr_id, send) });
+        if wr_id % 3 == 0 {
+            left.client.flush();
+        }
+    }
+    left.client.flush();
+    for wr_id in 0..count {
+        right.client.expect(wr_id, Status::Success);
+        assert_eq!(right.buffer.read(8 * wr_id, 8), (round + wr_id).to_ne_bytes());
+    }
+    left.client.expect(count - 1, Status::Success);
+}
+
+#[test]
+fn alternating_idleness_and_bursts_loses_no_wake_up() {
+    let world = drowsy();
+    let (mut left, mut right) = world.pair(1);
+    let before = world.broker.stats().threads[0].sleeps;
+    for round in 0..3000 {
+        burst(&mut left, &mut right, round);
+    }
+    assert!(world.broker.stats().threads[0].sleeps > before, "the broker never slept");
+}
+
+#[test]
+fn clients_on_threads_of_their_own_are_all_served_by_a_drowsy_broker() {
+    let world = drowsy();
+    std::thread::scope(|scope| {
+        for client in 0..3 {
+            let (mut left, mut right) = world.pair(10 * (client + 1));
+            scope.spawn(move || {
+                for round in 0..500 {
+                    burst(&mut left, &mut right, round + client);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn completions_that_come_while_all_sleep_wake_broker_and_client() {
+    let world = drowsy();
+    let (mut left, right) = world.pair(1);
+    world.host.inject_text("completion on mlx5_0: delay 1ms").expect("a known rule");
+    for wr_id in 0..50 {
+        left.client.post(&request(wr_id, write(left.buffer.local(0, 8), right.buffer.remote(0))));
+        left.client.expect(wr_id, Status::Success);
+    }
+}
+
+#[test]
+fn queue_pairs_spread_over_threads_and_each_is_served() {
+    let threads = vec![crate::broker::Placement::default(); 2];
+    let world = World::with(Config { threads, spin: Duration::ZERO, ..Config::default() });
+    let mut pairs: Vec<_> = (0..4).map(|pair| world.pair(10 * (pair + 1))).collect();
+    for round in 0..100 {
+        for (left, right) in &mut pairs {
+            burst(left, right, round);
+        }
+    }
+    let stats = world.broker.stats();
+    assert_eq!(stats.threads.iter().map(|thread| thread.queue_pairs).collect::<Vec<_>>(), [4, 4]);
+}
