@@ -14,6 +14,8 @@ pub mod broker;
 #[allow(dead_code)]
 mod call;
 mod config;
+#[allow(dead_code)]
+mod core;
 mod engine;
 mod error;
 mod ids;

@@ -1,0 +1,103 @@
+//! What the state machine wants done.
+
+use std::sync::Arc;
+
+use gdrd_hal::{Access, Endpoint, QueuePairType};
+
+use super::host::{HcaIndex, Place};
+use super::input::{AllocationId, CallId, GrantId, TenantId};
+use crate::error::EngineError;
+use crate::ids::{Generation, LeaseId, QueuePairId, SessionId, SlotId};
+use crate::lease::LeaseInfo;
+use crate::session::SessionEvent;
+
+/// A lease given to a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Grant {
+    pub(crate) grant: GrantId,
+    pub(crate) session: SessionId,
+    pub(crate) allocation: AllocationId,
+    /// The lease, with keys left at 0.
+    pub(crate) info: LeaseInfo,
+}
+
+/// What answers a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Done,
+    Session(SessionId, TenantId),
+    Granted(Box<Grant>),
+    QueuePair(QueuePairId),
+}
+
+/// What happened to a lease, for watchers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Change {
+    Acquired(LeaseInfo),
+    Released { lease: LeaseId, generation: Generation, reason: &'static str },
+    Revoked { lease: LeaseId, generation: Generation, reason: String },
+    Rekeyed(LeaseInfo),
+}
+
+/// What a queue pair is made with, after checks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NewQueuePair {
+    pub(crate) hca: HcaIndex,
+    /// 0 for the first active port.
+    pub(crate) port_num: u8,
+    pub(crate) qp_type: QueuePairType,
+    pub(crate) send_depth: u32,
+    pub(crate) recv_depth: u32,
+}
+
+/// Work that may block on a driver. Its result comes back as an input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Job {
+    /// New memory. `ahead`: nobody waits for it, so it must leave the headroom free.
+    Allocate { allocation: AllocationId, place: Place, len_bytes: u64, ahead: bool },
+    /// Registrations in the tenant's PDs, all or none.
+    Register { allocation: AllocationId, tenant: TenantId, targets: Vec<(HcaIndex, SlotId)>, access: Access },
+    /// Ends all registrations of the allocation.
+    Deregister { allocation: AllocationId },
+    /// Zeroes the whole allocation.
+    Scrub { allocation: AllocationId },
+    /// Drops the allocation.
+    Free { allocation: AllocationId },
+    /// A queue pair in INIT, attached to the broker.
+    CreateQueuePair { queue_pair: QueuePairId, tenant: TenantId, session: SessionId, new: NewQueuePair },
+    /// To RTS.
+    ConnectQueuePair { queue_pair: QueuePairId, remote: Endpoint },
+    /// To ERR, drained, detached, destroyed.
+    DestroyQueuePair { queue_pair: QueuePairId },
+}
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Ends a call.
+    Answer { call: CallId, answer: Result<Answer, EngineError> },
+    /// The tenant's table of slots and generation page are needed from here on.
+    CreateTenant { tenant: TenantId },
+    /// Nothing of the tenant is left.
+    DropTenant { tenant: TenantId },
+    /// Opens the allocation's slots for requests, at these generations.
+    Publish { tenant: TenantId, allocation: AllocationId, slots: Vec<(SlotId, Generation)> },
+    /// Closes slots: these are their generations from here on.
+    Retire { tenant: TenantId, slots: Vec<(SlotId, Generation)> },
+    /// Tells `Quiesced` once no admitted request uses the retired slots.
+    Quiesce { tenant: TenantId, allocation: AllocationId, slots: Vec<SlotId> },
+    /// Queue pairs with requests on the slots go to ERR, so that they quiesce.
+    FlushUsers { tenant: TenantId, slots: Vec<SlotId> },
+    /// Once the retired slot is quiet, ends that one registration; tells `Shed`.
+    Shed { tenant: TenantId, allocation: AllocationId, hca: HcaIndex, slot: SlotId },
+    /// Something for an executor thread.
+    Start(Job),
+    /// News for watchers of the tenant.
+    Tell { tenant: TenantId, change: Change },
+    /// News for all watchers: a port is down, or with port 0 the whole HCA.
+    NicDown { hca: Arc<str>, port_num: u8 },
+    /// News for a session.
+    TellSession { session: SessionId, event: SessionEvent },
+    /// The session is gone; nothing of it is left but leases that others hold.
+    SessionGone { session: SessionId },
+}

@@ -1,0 +1,169 @@
+//! What the state machine is told.
+
+use std::time::Duration;
+
+use gdrd_hal::Endpoint;
+
+use super::host::HcaIndex;
+use crate::ids::{Generation, LeaseId, QueuePairId, SessionId, SlotId};
+use crate::lease::AcquireRequest;
+use crate::peer::TenantKey;
+use crate::plan::HostPlan;
+use crate::policy::Quota;
+use crate::queue_pair::QueuePairRequest;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $inner:ty) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub(crate) struct $name(pub(crate) $inner);
+    };
+}
+
+id!(
+    /// One tenant while it has a session, a lease, or anything being given back.
+    TenantId,
+    u64
+);
+id!(
+    /// One piece of memory.
+    AllocationId,
+    u64
+);
+id!(
+    /// One call to be answered, numbered by the runtime.
+    CallId,
+    u64
+);
+id!(
+    /// One grant of a lease to a session; what an undo names.
+    GrantId,
+    u64
+);
+id!(
+    /// Place of a GPU in the host's list. Never used again.
+    GpuIndex,
+    u16
+);
+
+/// Why a job did not succeed, as the state machine tells kinds apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FailureKind {
+    /// The GPU or the host has not that much memory.
+    OutOfMemory,
+    /// A limit of the HCA.
+    Exhausted,
+    /// The provider cannot.
+    Unsupported,
+    /// An argument that only the driver could check.
+    Invalid,
+    /// The device is lost.
+    Lost,
+    /// Anything else.
+    Driver,
+}
+
+/// Why a job did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) kind: FailureKind,
+    /// The HCA at fault, where it is one.
+    pub(crate) hca: Option<HcaIndex>,
+    /// What the backend said.
+    pub(crate) message: String,
+}
+
+/// Buffers to make ready when a tenant appears.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WarmUp {
+    pub(crate) gpu: GpuIndex,
+    pub(crate) size_bytes: u64,
+    pub(crate) count: u32,
+}
+
+/// A session to be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NewSession {
+    pub(crate) tenant: TenantKey,
+    pub(crate) quota: Quota,
+    pub(crate) warm_up: Vec<WarmUp>,
+    pub(crate) admin: bool,
+    pub(crate) client_name: String,
+}
+
+/// One thing that happened.
+#[derive(Debug, Clone)]
+pub(crate) enum Input {
+    /// Answered `Session`.
+    OpenSession { call: CallId, session: NewSession },
+    /// The session's socket or process ended.
+    CloseSession { session: SessionId },
+    /// Answered `Done`.
+    ProveGpus { call: CallId, session: SessionId, gpus: Vec<GpuIndex> },
+    /// Answered `Granted`, at once or later.
+    Acquire { call: CallId, session: SessionId, request: AcquireRequest },
+    /// The caller does not wait for the answer any more.
+    Cancel { call: CallId },
+    /// Answered `Granted`.
+    Open { call: CallId, session: SessionId, lease: LeaseId },
+    /// Answered `Done`. `receives`: a queue pair that has receives posted on the lease, if any.
+    Release {
+        call: CallId,
+        session: SessionId,
+        lease: LeaseId,
+        generation: Option<Generation>,
+        receives: Option<QueuePairId>,
+    },
+    /// A grant was not taken.
+    Undo { session: SessionId, lease: LeaseId, grant: GrantId },
+    /// Answered `Done`.
+    Detach { call: CallId, session: SessionId, lease: LeaseId, ttl: Duration },
+    /// Answered `QueuePair`, later.
+    CreateQueuePair { call: CallId, session: SessionId, request: QueuePairRequest },
+    /// Answered `Done`, later.
+    ConnectQueuePair { call: CallId, session: SessionId, queue_pair: QueuePairId, remote: Endpoint },
+    /// Answered `Done`, later.
+    DestroyQueuePair { call: CallId, session: SessionId, queue_pair: QueuePairId },
+    /// A new queue pair was not taken.
+    UndoQueuePair { queue_pair: QueuePairId },
+
+    /// Result of `Job::Allocate`.
+    Allocated { allocation: AllocationId, result: Result<(), Failure> },
+    /// Result of `Job::Register`: the wire address of each registration, in the job's order; or none was made.
+    Registered { allocation: AllocationId, result: Result<Vec<u64>, Failure> },
+    /// Result of `Effect::Quiesce`.
+    Quiesced { allocation: AllocationId },
+    /// Result of `Job::Deregister`; the registrations are gone either way.
+    Deregistered { allocation: AllocationId, result: Result<(), Failure> },
+    /// Result of `Job::Scrub`.
+    Scrubbed { allocation: AllocationId, result: Result<(), Failure> },
+    /// Result of `Job::Free`.
+    Freed { allocation: AllocationId },
+    /// Result of `Effect::Shed`.
+    Shed { tenant: TenantId, slot: SlotId },
+    /// Result of `Job::CreateQueuePair`.
+    QueuePairCreated { queue_pair: QueuePairId, result: Result<(), Failure> },
+    /// Result of `Job::ConnectQueuePair`.
+    QueuePairConnected { queue_pair: QueuePairId, result: Result<(), Failure> },
+    /// Result of `Job::DestroyQueuePair`.
+    QueuePairDestroyed { queue_pair: QueuePairId },
+    /// A queue pair went into error by itself.
+    QueuePairFailed { queue_pair: QueuePairId, message: String },
+
+    /// A GPU was lost.
+    GpuLost { gpu: GpuIndex, message: String },
+    /// A GPU can be used again.
+    GpuHealthy { gpu: GpuIndex },
+    /// An HCA was lost.
+    HcaGone { hca: HcaIndex, message: String },
+    /// A port lost its link.
+    PortDown { hca: HcaIndex, port_num: u8 },
+    /// Another pairing.
+    Plan { plan: HostPlan },
+    /// Whether anyone watches leases.
+    Watched { watched: bool },
+    /// Nothing but that time has passed.
+    Time,
+    /// Everything ends.
+    Shutdown,
+}

@@ -1,0 +1,164 @@
+//! A stand-in for the runtime and its hardware: carries out effects on plain books, and fails the test when an
+//! effect would break a rule of the hardware or of isolation.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::core::{AllocationId, Answer, CallId, Effect, HcaIndex, Job, TenantId};
+use crate::error::EngineError;
+use crate::ids::{QueuePairId, SessionId, SlotId};
+
+/// One piece of memory.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    pub(super) registered: Vec<(HcaIndex, SlotId)>,
+    /// The tenant that has an fd of it, for ever.
+    pub(super) seen_by: Option<TenantId>,
+    /// Whether a client may have written to it since it was zeroed.
+    pub(super) dirty: bool,
+}
+
+/// One registration slot as the broker's table has it.
+#[derive(Debug)]
+struct Slot {
+    generation: u64,
+    live: bool,
+}
+
+/// What a job or wait leads to once the test lets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Pending {
+    Job(Job),
+    Quiesce { tenant: TenantId, allocation: AllocationId, slots: Vec<SlotId> },
+    Shed { tenant: TenantId, allocation: AllocationId, hca: HcaIndex, slot: SlotId },
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Hardware {
+    pub(super) memory: BTreeMap<AllocationId, Memory>,
+    slots: BTreeMap<(TenantId, SlotId), Slot>,
+    tenants: BTreeSet<TenantId>,
+    pub(super) queue_pairs: BTreeMap<QueuePairId, SessionId>,
+    pub(super) pending: Vec<Pending>,
+    pub(super) answers: BTreeMap<CallId, Result<Answer, EngineError>>,
+    /// Effects that tests look at by themselves.
+    pub(super) told: Vec<Effect>,
+    pub(super) flushed: Vec<SlotId>,
+}
+
+impl Hardware {
+    pub(super) fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Answer { call, answer } => {
+                if let Ok(Answer::Granted(grant)) = &answer {
+                    self.hand_out(grant.allocation, grant.session);
+                }
+                assert!(self.answers.insert(call, answer).is_none(), "{call:?} is answered twice");
+            }
+            Effect::CreateTenant { tenant } => assert!(self.tenants.insert(tenant)),
+            Effect::DropTenant { tenant } => self.drop_tenant(tenant),
+            Effect::Publish { tenant, allocation, slots } => {
+                let memory = self.memory.get_mut(&allocation).expect("published memory exists");
+                assert!(!memory.dirty, "memory is lent unscrubbed");
+                assert!(memory.seen_by.is_none_or(|seen| seen == tenant), "memory crosses tenants");
+                memory.seen_by = Some(tenant);
+                let registered: Vec<_> = memory.registered.iter().map(|(_, slot)| *slot).collect();
+                assert_eq!(registered, slots.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
+                for (slot, generation) in slots {
+                    let entry = self.slots.entry((tenant, slot)).or_insert(Slot { generation: 1, live: false });
+                    assert!(!entry.live, "{slot} is published twice");
+                    assert_eq!(entry.generation, generation.0);
+                    entry.live = true;
+                }
+            }
+            Effect::Retire { tenant, slots } => {
+                for (slot, generation) in slots {
+                    let entry = self.slots.get_mut(&(tenant, slot)).expect("retired slots were published");
+                    assert!(entry.live, "{slot} is retired twice");
+                    entry.live = false;
+                    entry.generation += 1;
+                    assert_eq!(entry.generation, generation.0);
+                }
+            }
+            Effect::Quiesce { tenant, allocation, slots } => {
+                self.assert_closed(tenant, &slots);
+                self.pending.push(Pending::Quiesce { tenant, allocation, slots });
+            }
+            Effect::FlushUsers { slots, .. } => self.flushed.extend(slots),
+            Effect::Shed { tenant, allocation, hca, slot } => {
+                self.assert_closed(tenant, &[slot]);
+                self.pending.push(Pending::Shed { tenant, allocation, hca, slot });
+            }
+            Effect::Start(job) => self.start(job),
+            effect @ (Effect::Tell { .. } | Effect::NicDown { .. } | Effect::TellSession { .. }) => {
+                self.told.push(effect);
+            }
+            Effect::SessionGone { session } => {
+                let left = self.queue_pairs.values().any(|owner| *owner == session);
+                assert!(!left, "a session is gone before its queue pairs");
+                self.told.push(Effect::SessionGone { session });
+            }
+        }
+    }
+
+    fn hand_out(&mut self, allocation: AllocationId, _session: SessionId) {
+        let memory = self.memory.get_mut(&allocation).expect("lent memory exists");
+        assert!(memory.seen_by.is_some(), "memory is lent before it is published");
+        memory.dirty = true;
+    }
+
+    fn drop_tenant(&mut self, tenant: TenantId) {
+        assert!(self.tenants.remove(&tenant));
+        assert!(self.memory.values().all(|memory| memory.seen_by != Some(tenant)), "memory outlives its tenant");
+        self.slots.retain(|(owner, slot), entry| {
+            assert!(*owner != tenant || !entry.live, "{slot} outlives its tenant");
+            *owner != tenant
+        });
+    }
+
+    fn assert_closed(&self, tenant: TenantId, slots: &[SlotId]) {
+        for slot in slots {
+            assert!(self.slots.get(&(tenant, *slot)).is_some_and(|entry| !entry.live), "{slot} is waited for live");
+        }
+    }
+
+    fn start(&mut self, job: Job) {
+        match &job {
+            Job::Allocate { .. } | Job::ConnectQueuePair { .. } | Job::DestroyQueuePair { .. } => {}
+            Job::CreateQueuePair { queue_pair, session, .. } => {
+                assert!(self.queue_pairs.insert(*queue_pair, *session).is_none());
+            }
+            Job::Register { allocation, tenant, targets, .. } => {
+                let memory = &self.memory[allocation];
+                assert!(memory.registered.is_empty() && !memory.dirty);
+                assert!(memory.seen_by.is_none_or(|seen| seen == *tenant), "memory crosses tenants");
+                assert!(!targets.is_empty());
+            }
+            Job::Deregister { allocation } => {
+                let waits = |p: &Pending| matches!(p, Pending::Quiesce { allocation: a, .. } if a == allocation);
+                assert!(!self.pending.iter().any(waits), "deregistered before it is quiet");
+            }
+            Job::Scrub { allocation } | Job::Free { allocation } => {
+                assert!(self.memory[allocation].registered.is_empty(), "a NIC still reaches the memory");
+            }
+        }
+        let of = |job: &Job| match job {
+            Job::Allocate { allocation, .. }
+            | Job::Register { allocation, .. }
+            | Job::Deregister { allocation }
+            | Job::Scrub { allocation }
+            | Job::Free { allocation } => Some(*allocation),
+            _ => None,
+        };
+        let busy = self
+            .pending
+            .iter()
+            .any(|p| matches!(p, Pending::Job(other) if of(other).is_some() && of(other) == of(&job)));
+        assert!(!busy, "two jobs at once on one allocation: {job:?}");
+        self.pending.push(Pending::Job(job));
+    }
+
+    /// Whether any slot of the tenant is open.
+    pub(super) fn live_slots(&self, tenant: TenantId) -> usize {
+        self.slots.iter().filter(|((owner, _), slot)| *owner == tenant && slot.live).count()
+    }
+}

@@ -1,0 +1,133 @@
+//! What must hold after every input, whatever came before.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::hardware::Hardware;
+use crate::core::Core;
+use crate::core::allocation::Stage;
+
+pub(super) fn check(core: &Core, hardware: &Hardware) {
+    assert_eq!(core.counters.unexpected_inputs, 0, "an input fits no state");
+    leases_and_allocations_match(core);
+    accounts_match(core);
+    pools_match(core);
+    clean_pools_match(core);
+    nothing_is_left_over(core);
+    waiting_matches(core);
+    if hardware.pending.is_empty() {
+        assert!(core.waiting.is_empty(), "acquires wait and nothing is under way: {:?}", core.waiting);
+        assert!(core.starved.is_empty());
+        let at_rest = |stage| matches!(stage, Stage::Clean | Stage::Ready | Stage::Leased | Stage::Revoked);
+        assert!(core.allocations.values().all(|a| at_rest(a.stage)), "memory is stuck: {:?}", core.allocations);
+    }
+}
+
+fn leases_and_allocations_match(core: &Core) {
+    let mut seen = BTreeSet::new();
+    for (id, lease) in &core.leases {
+        assert!(seen.insert(lease.allocation), "one allocation in two leases");
+        let allocation = &core.allocations[&lease.allocation];
+        assert_eq!(allocation.lease, Some(*id));
+        assert!(allocation.is_of(lease.tenant));
+        for session in lease.holders.keys() {
+            assert!(core.sessions[session].holds.contains(id));
+            assert_eq!(core.sessions[session].tenant, lease.tenant);
+        }
+        assert_eq!(lease.holders.is_empty(), lease.expires_at.is_some(), "a lease without holders has a deadline");
+    }
+    for (id, session) in &core.sessions {
+        for lease in &session.holds {
+            assert!(core.leases[lease].holders.contains_key(id));
+        }
+    }
+    for allocation in core.allocations.values() {
+        assert!(allocation.lease.is_none_or(|lease| core.leases.contains_key(&lease)));
+        assert_eq!(
+            allocation.stage == Stage::Leased,
+            allocation.lease.is_some() && !is_revoked(core, allocation.lease)
+        );
+    }
+}
+
+fn is_revoked(core: &Core, lease: Option<crate::ids::LeaseId>) -> bool {
+    lease.is_some_and(|lease| core.leases[&lease].is_revoked())
+}
+
+fn accounts_match(core: &Core) {
+    for (id, tenant) in &core.tenants {
+        let owned = || core.allocations.values().filter(|a| a.is_of(*id));
+        assert_eq!(tenant.owned_bytes, owned().map(|a| a.len_bytes).sum::<u64>());
+        assert_eq!(tenant.allocations as usize, owned().count());
+        assert!(tenant.owned_bytes <= tenant.quota.max_bytes, "a tenant owns more than its quota");
+        let slots: Vec<_> = owned().flat_map(|a| a.registrations.iter().map(|r| r.slot)).collect();
+        assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), slots.len(), "one slot for two registrations");
+        assert_eq!(tenant.slots.taken(), slots.len() + tenant.shedding as usize);
+        let leases: Vec<_> = core.leases.values().filter(|lease| lease.tenant == *id).collect();
+        assert_eq!(tenant.leases as usize, leases.len());
+        let waiting = || core.waiting.values().filter(|(owner, _)| owner == id).map(|(_, key)| key);
+        let promised = leases.iter().map(|lease| &lease.key).chain(waiting());
+        assert_eq!(tenant.promised_bytes, promised.clone().map(|key| key.len_bytes).sum::<u64>());
+        assert_eq!(tenant.promised_registrations, promised.map(|key| key.registrations()).sum::<u32>());
+        assert_eq!(tenant.sessions as usize, core.sessions.values().filter(|s| s.tenant == *id).count());
+        assert_eq!(tenant.queue_pairs as usize, core.queue_pairs.values().filter(|q| q.tenant == *id).count());
+    }
+}
+
+fn pools_match(core: &Core) {
+    for (id, tenant) in &core.tenants {
+        for (key, pool) in &tenant.pools {
+            let of = || {
+                core.allocations
+                    .iter()
+                    .filter(|(_, a)| a.owner.as_ref().is_some_and(|o| o.tenant == *id && o.key == *key))
+            };
+            let ready: BTreeSet<_> = of().filter(|(_, a)| a.stage == Stage::Ready).map(|(id, _)| *id).collect();
+            assert_eq!(ready, pool.ready.iter().copied().collect());
+            assert_eq!(ready.len(), pool.ready.len());
+            assert_eq!(pool.coming as usize, of().filter(|(_, a)| a.kept).count());
+            assert_eq!(pool.leased as usize, of().filter(|(_, a)| a.lease.is_some()).count());
+            assert!(pool.ready.is_empty() || pool.waiters.is_empty(), "acquires wait beside ready buffers");
+        }
+        let pooled: usize = tenant.pools.values().map(|pool| pool.waiters.len()).sum();
+        assert_eq!(pooled, core.waiting.values().filter(|(owner, _)| owner == id).count());
+    }
+    for allocation in core.allocations.values().filter(|a| a.kept || a.stage == Stage::Ready) {
+        if let Some(owner) = &allocation.owner {
+            assert!(core.tenants[&owner.tenant].pools.contains_key(&owner.key), "a pool in use is forgotten");
+        }
+    }
+}
+
+fn clean_pools_match(core: &Core) {
+    let mut bytes = BTreeMap::new();
+    for ((gpu, len_bytes), pool) in &core.clean {
+        let of = || {
+            core.allocations
+                .values()
+                .filter(|a| a.owner.is_none() && a.len_bytes == *len_bytes && a.place == crate::core::Place::Gpu(*gpu))
+        };
+        assert_eq!(pool.ready.len(), of().filter(|a| a.stage == Stage::Clean).count());
+        assert_eq!(pool.coming as usize, of().filter(|a| a.kept).count());
+        *bytes.entry(*gpu).or_insert(0) += len_bytes * (pool.ready.len() as u64 + u64::from(pool.coming));
+    }
+    assert!(bytes.values().all(|bytes| *bytes <= core.settings.pool.clean_max_bytes));
+}
+
+fn nothing_is_left_over(core: &Core) {
+    for tenant in core.tenants.values() {
+        let used = tenant.is_alive() || tenant.allocations > 0 || tenant.queue_pairs > 0 || tenant.shedding > 0;
+        assert!(used, "a tenant is remembered for nothing");
+    }
+    assert_eq!(core.tenants.len(), core.tenant_ids.len());
+}
+
+fn waiting_matches(core: &Core) {
+    for (id, session) in &core.sessions {
+        for call in &session.waiting {
+            let (tenant, key) = &core.waiting[call];
+            let pool = &core.tenants[tenant].pools[key];
+            assert!(pool.waiters.iter().any(|waiter| waiter.call == *call && waiter.session == *id));
+        }
+    }
+    assert_eq!(core.waiting.len(), core.sessions.values().map(|session| session.waiting.len()).sum::<usize>());
+}

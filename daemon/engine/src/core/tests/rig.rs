@@ -1,0 +1,298 @@
+//! A state machine with its stand-in hardware, and short words for what tests do with them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gdrd_hal::GpuUuid;
+
+use super::hardware::{Hardware, Pending};
+use crate::config::{EngineConfig, GpuProof};
+use crate::core::{
+    Answer, CallId, Core, Effect, Failure, FailureKind, GpuIndex, Grant, HcaIndex, Host, Input, Job, NewSession,
+    Settings, TenantId,
+};
+use crate::error::EngineError;
+use crate::ids::{LeaseId, QueuePairId, SessionId};
+use crate::lease::{AcquireRequest, MemoryKind, MemoryPlace};
+use crate::peer::TenantKey;
+use crate::plan::{HostPlan, PlannedGpu};
+use crate::policy::Quota;
+use crate::queue_pair::QueuePairRequest;
+
+pub(super) const MIB: u64 = 1 << 20;
+
+pub(super) struct Rig {
+    pub(super) core: Core,
+    pub(super) hardware: Hardware,
+    pub(super) now: u64,
+    /// Every effect so far, as text: two equal runs have equal traces.
+    pub(super) trace: Vec<String>,
+    calls: u64,
+}
+
+/// Two GPUs: GPU0 with two HCAs, GPU1 with one.
+pub(super) fn plan() -> HostPlan {
+    let gpu = |index: u32, hcas: &[&str]| PlannedGpu {
+        name: format!("GPU{index}"),
+        uuid: GpuUuid(format!("GPU-{index}")),
+        bdf: format!("0000:0{index}:00.0"),
+        numa_node: Some(index),
+        hcas: hcas.iter().map(|hca| (*hca).to_owned()).collect(),
+    };
+    HostPlan { generation: 1, gpus: vec![gpu(0, &["mlx5_0", "mlx5_1"]), gpu(1, &["mlx5_2"])] }
+}
+
+/// No buffers are made ahead, unless the test asks for it.
+pub(super) fn config() -> EngineConfig {
+    let mut config = EngineConfig { gpu_proof: GpuProof::None, ..EngineConfig::default() };
+    config.pool.ready_target_per_class = 0;
+    config.pool.clean_target_per_class = 0;
+    config
+}
+
+pub(super) fn request(gpu: &str, size_bytes: u64) -> AcquireRequest {
+    AcquireRequest {
+        size_bytes,
+        place: MemoryPlace::Gpu(gpu.to_owned()),
+        hcas: Vec::new(),
+        signal: false,
+        label: "test".to_owned(),
+    }
+}
+
+pub(super) fn failure(kind: FailureKind) -> Failure {
+    Failure { kind, hca: None, message: "by the test".to_owned() }
+}
+
+pub(super) fn on_hca(kind: FailureKind, hca: u16) -> Failure {
+    Failure { hca: Some(HcaIndex(hca)), ..failure(kind) }
+}
+
+impl Rig {
+    pub(super) fn new(config: &EngineConfig) -> Self {
+        let hcas: Vec<Arc<str>> = ["mlx5_0", "mlx5_1", "mlx5_2"].map(Arc::from).to_vec();
+        let host = Host::new(&hcas, Some((MemoryKind::Memfd, 2 * MIB)), &plan());
+        let core = Core::new(Settings::new(config), host);
+        Self { core, hardware: Hardware::default(), now: 0, trace: Vec::new(), calls: 0 }
+    }
+
+    pub(super) fn call(&mut self) -> CallId {
+        self.calls += 1;
+        CallId(self.calls)
+    }
+
+    pub(super) fn apply(&mut self, input: Input) {
+        let mut effects = Vec::new();
+        self.core.apply(input, self.now, &mut effects);
+        for effect in effects {
+            self.trace.push(format!("{effect:?}"));
+            self.hardware.carry_out(effect);
+        }
+        super::invariants::check(&self.core, &self.hardware);
+    }
+
+    pub(super) fn answer(&mut self, call: CallId) -> Option<Result<Answer, EngineError>> {
+        self.hardware.answers.remove(&call)
+    }
+
+    fn answered(&mut self, call: CallId) -> Result<Answer, EngineError> {
+        self.answer(call).expect("the call is answered at once")
+    }
+
+    pub(super) fn open_session_with(&mut self, uid: u32, quota: Quota) -> Result<(SessionId, TenantId), EngineError> {
+        let call = self.call();
+        let tenant = TenantKey { uid, scope: "/test.scope".into() };
+        let session =
+            NewSession { tenant, quota, warm_up: Vec::new(), admin: uid == 0, client_name: "test".to_owned() };
+        self.apply(Input::OpenSession { call, session });
+        match self.answered(call)? {
+            Answer::Session(session, tenant) => Ok((session, tenant)),
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    pub(super) fn session(&mut self, uid: u32) -> SessionId {
+        self.open_session_with(uid, Quota::default()).expect("the session opens").0
+    }
+
+    pub(super) fn close(&mut self, session: SessionId) {
+        self.apply(Input::CloseSession { session });
+    }
+
+    /// Asks for a buffer; the answer may come later.
+    pub(super) fn ask(&mut self, session: SessionId, request: AcquireRequest) -> CallId {
+        let call = self.call();
+        self.apply(Input::Acquire { call, session, request });
+        call
+    }
+
+    /// Asks for 2 MiB on GPU0 and lets everything happen that must.
+    pub(super) fn acquire(&mut self, session: SessionId) -> Box<Grant> {
+        let call = self.ask(session, request("GPU0", 2 * MIB));
+        self.settle();
+        self.granted(call)
+    }
+
+    pub(super) fn granted(&mut self, call: CallId) -> Box<Grant> {
+        match self.answer(call) {
+            Some(Ok(Answer::Granted(grant))) => grant,
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    pub(super) fn refused(&mut self, call: CallId) -> EngineError {
+        match self.answer(call) {
+            Some(Err(error)) => error,
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    pub(super) fn open(&mut self, session: SessionId, lease: LeaseId) -> Result<Box<Grant>, EngineError> {
+        let call = self.call();
+        self.apply(Input::Open { call, session, lease });
+        match self.answered(call)? {
+            Answer::Granted(grant) => Ok(grant),
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    pub(super) fn release(&mut self, session: SessionId, lease: LeaseId) -> Result<(), EngineError> {
+        let call = self.call();
+        self.apply(Input::Release { call, session, lease, generation: None, receives: None });
+        self.answered(call).map(|_| ())
+    }
+
+    pub(super) fn detach(&mut self, session: SessionId, lease: LeaseId, ttl: Duration) -> Result<(), EngineError> {
+        let call = self.call();
+        self.apply(Input::Detach { call, session, lease, ttl });
+        self.answered(call).map(|_| ())
+    }
+
+    pub(super) fn create_queue_pair(&mut self, session: SessionId) -> CallId {
+        let call = self.call();
+        let request = QueuePairRequest {
+            hca: "mlx5_0".to_owned(),
+            gpu: String::new(),
+            port_num: 0,
+            qp_type: gdrd_hal::QueuePairType::Rc,
+            send_depth: 0,
+            recv_depth: 0,
+        };
+        self.apply(Input::CreateQueuePair { call, session, request });
+        call
+    }
+
+    pub(super) fn queue_pair(&mut self, session: SessionId) -> QueuePairId {
+        let call = self.create_queue_pair(session);
+        self.settle();
+        match self.answer(call) {
+            Some(Ok(Answer::QueuePair(queue_pair))) => queue_pair,
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    /// Lets time pass, and what is due happen.
+    pub(super) fn pass(&mut self, time: Duration) {
+        self.now += u64::try_from(time.as_nanos()).expect("test times are short");
+        self.apply(Input::Time);
+    }
+
+    /// Everything pending succeeds, in order, until nothing is pending.
+    pub(super) fn settle(&mut self) {
+        while !self.hardware.pending.is_empty() {
+            self.finish(0, None);
+        }
+    }
+
+    /// Jobs pending now, by the start of their names.
+    pub(super) fn pending(&self) -> Vec<String> {
+        let name = |pending: &Pending| match pending {
+            Pending::Job(job) => format!("{job:?}"),
+            other => format!("{other:?}"),
+        };
+        self.hardware.pending.iter().map(|p| name(p).split([' ', '{']).next().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// The pending job at `at` ends, with `failed` where it can fail.
+    pub(super) fn finish(&mut self, at: usize, failed: Option<Failure>) {
+        let pending = self.hardware.pending.remove(at);
+        let input = match pending {
+            Pending::Job(job) => self.finish_job(job, failed),
+            Pending::Quiesce { allocation, .. } => Input::Quiesced { allocation },
+            Pending::Shed { tenant, allocation, hca, slot } => {
+                if let Some(memory) = self.hardware.memory.get_mut(&allocation) {
+                    memory.registered.retain(|registered| *registered != (hca, slot));
+                }
+                Input::Shed { tenant, slot }
+            }
+        };
+        self.apply(input);
+    }
+
+    fn finish_job(&mut self, job: Job, failed: Option<Failure>) -> Input {
+        let memory = &mut self.hardware.memory;
+        let result = failed.map_or(Ok(()), Err);
+        match job {
+            Job::Allocate { allocation, .. } => {
+                if result.is_ok() {
+                    assert!(memory.insert(allocation, Default::default()).is_none());
+                }
+                Input::Allocated { allocation, result }
+            }
+            Job::Register { allocation, targets, .. } => {
+                let result = result.map(|()| vec![0; targets.len()]);
+                if result.is_ok() {
+                    memory.get_mut(&allocation).expect("registered memory exists").registered = targets;
+                }
+                Input::Registered { allocation, result }
+            }
+            Job::Deregister { allocation } => {
+                memory.get_mut(&allocation).expect("deregistered memory exists").registered.clear();
+                Input::Deregistered { allocation, result }
+            }
+            Job::Scrub { allocation } => {
+                memory.get_mut(&allocation).expect("scrubbed memory exists").dirty = result.is_err();
+                Input::Scrubbed { allocation, result }
+            }
+            Job::Free { allocation } => {
+                assert!(memory.remove(&allocation).is_some());
+                Input::Freed { allocation }
+            }
+            Job::CreateQueuePair { queue_pair, .. } => {
+                if result.is_err() {
+                    self.hardware.queue_pairs.remove(&queue_pair);
+                }
+                Input::QueuePairCreated { queue_pair, result }
+            }
+            Job::ConnectQueuePair { queue_pair, .. } => Input::QueuePairConnected { queue_pair, result },
+            Job::DestroyQueuePair { queue_pair } => {
+                assert!(self.hardware.queue_pairs.remove(&queue_pair).is_some());
+                Input::QueuePairDestroyed { queue_pair }
+            }
+        }
+    }
+
+    /// Watch events and session news since the last call.
+    pub(super) fn told(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.hardware.told)
+    }
+
+    pub(super) fn lose_gpu(&mut self, gpu: u16) {
+        self.apply(Input::GpuLost { gpu: GpuIndex(gpu), message: "xid 79".to_owned() });
+    }
+
+    pub(super) fn lose_hca(&mut self, hca: u16) {
+        self.apply(Input::HcaGone { hca: HcaIndex(hca), message: "fatal".to_owned() });
+    }
+
+    /// Bytes of the gauge `gdrd_buffer_bytes` in a state.
+    pub(super) fn bytes(&self, state: &str) -> u64 {
+        let stats = self.core.stats();
+        let stat = stats.iter().find(|s| s.name == "gdrd_buffer_bytes" && s.labels == [("state", state.to_owned())]);
+        let value = stat.expect("the gauge is there").value;
+        // Test sizes are far below 2^53.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let bytes = value as u64;
+        bytes
+    }
+}

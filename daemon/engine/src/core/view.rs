@@ -1,0 +1,149 @@
+//! What callers may see of the state.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gdrd_hal::{GpuUuid, QueuePairState};
+
+use super::{Core, Place, RegistrationState, TenantId};
+use crate::error::EngineError;
+use crate::ids::{LeaseId, QueuePairId, RemoteKey, SessionId};
+use crate::lease::{LeaseInfo, LeasePage, MemoryKind, RegistrationInfo};
+use crate::peer::TenantKey;
+
+use super::lease::Lease;
+
+/// Whose objects a caller sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Seen {
+    All,
+    /// One tenant's, which may have nothing at present.
+    Tenant(TenantKey),
+}
+
+impl Core {
+    /// What a session sees.
+    pub(crate) fn seen_by(&self, session: SessionId) -> Result<Seen, EngineError> {
+        let session = self.session(session)?;
+        if session.admin {
+            return Ok(Seen::All);
+        }
+        let tenant = self.tenants.get(&session.tenant).ok_or(EngineError::SessionEnded)?;
+        Ok(Seen::Tenant(tenant.key.clone()))
+    }
+
+    /// Whether `seen` covers the tenant.
+    pub(crate) fn sees(&self, seen: &Seen, tenant: TenantId) -> bool {
+        match seen {
+            Seen::All => true,
+            Seen::Tenant(key) => self.tenants.get(&tenant).is_some_and(|entry| entry.key == *key),
+        }
+    }
+
+    /// A lease with its keys left at 0.
+    pub(crate) fn lease_info(&self, id: LeaseId) -> Option<LeaseInfo> {
+        self.leases.get(&id).and_then(|lease| self.info_of(id, lease))
+    }
+
+    fn info_of(&self, id: LeaseId, lease: &Lease) -> Option<LeaseInfo> {
+        let allocation = self.allocations.get(&lease.allocation)?;
+        let tenant = self.tenants.get(&lease.tenant)?;
+        let (gpu, memory_kind) = self.kind_of(allocation.place);
+        let registrations = match lease.is_revoked() {
+            true => Vec::new(),
+            false => allocation.registrations.iter().filter_map(|r| self.registration_info(r, lease)).collect(),
+        };
+        Some(LeaseInfo {
+            id,
+            generation: lease.generation,
+            size_bytes: allocation.len_bytes,
+            gpu,
+            registrations,
+            label: Arc::clone(&lease.label),
+            memory_kind,
+            state: lease.state,
+            holders: u32::try_from(lease.holders.len()).unwrap_or(u32::MAX),
+            ttl: lease.expires_at.map(|at| Duration::from_nanos(at.saturating_sub(self.now))),
+            tenant: tenant.key.clone(),
+        })
+    }
+
+    fn kind_of(&self, place: Place) -> (Option<GpuUuid>, MemoryKind) {
+        match place {
+            Place::Gpu(gpu) => (
+                self.host.gpu(gpu).map(|gpu| gpu.planned.uuid.clone()),
+                self.host.gpu_memory.map_or(MemoryKind::CudaPosixFd, |(kind, _)| kind),
+            ),
+            Place::Host(_) => (None, MemoryKind::Memfd),
+        }
+    }
+
+    fn registration_info(&self, registration: &RegistrationState, lease: &Lease) -> Option<RegistrationInfo> {
+        Some(RegistrationInfo {
+            hca: Arc::clone(&self.host.hca(registration.hca)?.name),
+            slot: registration.slot,
+            generation: registration.generation,
+            rkey: RemoteKey(0),
+            iova: registration.iova,
+            len_bytes: lease.key.len_bytes,
+            access: lease.key.access(),
+        })
+    }
+
+    /// A page of leases, in order of id.
+    pub(crate) fn lease_page(&self, seen: &Seen, start: Option<LeaseId>, page: u32) -> LeasePage {
+        let most = self.page_size(page);
+        let mut shown =
+            self.leases.range(start.unwrap_or(LeaseId(0))..).filter(|(_, lease)| self.sees(seen, lease.tenant));
+        let leases: Vec<LeaseInfo> =
+            shown.by_ref().take(most).filter_map(|(id, lease)| self.info_of(*id, lease)).collect();
+        LeasePage { leases, next: shown.next().map(|(id, _)| *id) }
+    }
+
+    /// Every lease that is seen, in order of id.
+    pub(crate) fn all_leases(&self, seen: &Seen) -> Vec<LeaseInfo> {
+        let shown = self.leases.iter().filter(|(_, lease)| self.sees(seen, lease.tenant));
+        shown.filter_map(|(id, lease)| self.info_of(*id, lease)).collect()
+    }
+
+    /// A page of queue pairs with their states, in order of id, and where the next starts.
+    pub(crate) fn queue_pair_page(
+        &self,
+        seen: &Seen,
+        start: Option<QueuePairId>,
+        page: u32,
+    ) -> (Vec<(QueuePairId, QueuePairState)>, Option<QueuePairId>) {
+        let most = self.page_size(page);
+        let mut shown = self
+            .queue_pairs
+            .range(start.unwrap_or(QueuePairId(0))..)
+            .filter(|(_, entry)| entry.is_shown() && self.sees(seen, entry.tenant));
+        let queue_pairs = shown.by_ref().take(most).map(|(id, entry)| (*id, entry.state)).collect();
+        (queue_pairs, shown.next().map(|(id, _)| *id))
+    }
+
+    fn page_size(&self, page: u32) -> usize {
+        let most = self.settings.limits.max_list_page;
+        (if page == 0 { most } else { page.min(most) }) as usize
+    }
+
+    pub(crate) fn tenant_key(&self, tenant: TenantId) -> Option<&TenantKey> {
+        self.tenants.get(&tenant).map(|tenant| &tenant.key)
+    }
+
+    /// The slots of a lease, if the session may release it.
+    pub(crate) fn slots_of(&self, session: SessionId, lease: LeaseId) -> Option<(TenantId, &[RegistrationState])> {
+        let tenant = self.session(session).ok()?.tenant;
+        let lease = self.leases.get(&lease).filter(|lease| lease.tenant == tenant)?;
+        let allocation = self.allocations.get(&lease.allocation)?;
+        Some((tenant, &allocation.registrations))
+    }
+
+    pub(crate) fn host(&self) -> &super::Host {
+        &self.host
+    }
+
+    pub(crate) fn host_mut(&mut self) -> &mut super::Host {
+        &mut self.host
+    }
+}
