@@ -1,0 +1,185 @@
+//! Service `Buffers`: leases in, leases out. Decides nothing; the engine does.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt};
+use gdrd_engine::{
+    AcquireRequest, Engine, Generation, LeaseEvent, LeaseEventKind, LeaseGrant, LeaseId, LeaseInfo, MemoryKind,
+    MemoryPlace, RegistrationInfo, SessionId,
+};
+use gdrd_proto::v1::{self, acquire_request, buffers_server, lease_event};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::{caller, page};
+use crate::session::{Parcel, Sessions};
+use crate::status::{bad_argument, of_engine};
+
+/// The service.
+#[derive(Debug, Clone)]
+pub(crate) struct Buffers {
+    pub(crate) engine: Engine,
+    pub(crate) sessions: Sessions,
+    pub(crate) stop: CancellationToken,
+}
+
+impl Buffers {
+    /// Hands a grant over: its fd by the session socket, the rest as the answer. There is no wait between the two, so
+    /// a call cancelled earlier drops the grant, which the engine takes back.
+    fn hand_over(&self, session: SessionId, grant: LeaseGrant) -> Result<Response<v1::Lease>, Status> {
+        let (info, memory) = grant.keep();
+        let parcel = Parcel::Memory { lease: info.id, memory };
+        let delivery_id = self.sessions.deliver(session, parcel).map_err(|refusal| of_engine(&refusal))?;
+        Ok(Response::new(v1::Lease { delivery_id, ..lease(&info) }))
+    }
+}
+
+#[tonic::async_trait]
+impl buffers_server::Buffers for Buffers {
+    type WatchLeasesStream = Pin<Box<dyn Stream<Item = Result<v1::LeaseEvent, Status>> + Send>>;
+
+    async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Result<Response<v1::Lease>, Status> {
+        let session = caller::session(&self.engine, &request)?;
+        let wanted = acquire_request(request.into_inner())?;
+        let grant = self.engine.acquire(session, wanted).await.map_err(|refusal| of_engine(&refusal))?;
+        self.hand_over(session, grant)
+    }
+
+    async fn open(&self, request: Request<v1::OpenRequest>) -> Result<Response<v1::Lease>, Status> {
+        let session = caller::session(&self.engine, &request)?;
+        let lease = LeaseId(request.into_inner().lease_id);
+        let grant = self.engine.open(session, lease).map_err(|refusal| of_engine(&refusal))?;
+        self.hand_over(session, grant)
+    }
+
+    async fn release(&self, request: Request<v1::ReleaseRequest>) -> Result<Response<v1::ReleaseResponse>, Status> {
+        let session = caller::session(&self.engine, &request)?;
+        let v1::ReleaseRequest { lease_id, generation } = request.into_inner();
+        let generation = (generation != 0).then_some(Generation(generation));
+        self.engine.release(session, LeaseId(lease_id), generation).map_err(|refusal| of_engine(&refusal))?;
+        Ok(Response::new(v1::ReleaseResponse {}))
+    }
+
+    async fn detach(&self, request: Request<v1::DetachRequest>) -> Result<Response<v1::DetachResponse>, Status> {
+        let session = caller::session(&self.engine, &request)?;
+        let v1::DetachRequest { lease_id, ttl } = request.into_inner();
+        let ttl =
+            ttl.ok_or_else(|| bad_argument("ttl is missing; say how long the lease may live without a session"))?;
+        let ttl = Duration::try_from(ttl).map_err(|_| bad_argument("ttl is negative or not normalised"))?;
+        self.engine.detach(session, LeaseId(lease_id), ttl).map_err(|refusal| of_engine(&refusal))?;
+        Ok(Response::new(v1::DetachResponse {}))
+    }
+
+    async fn list(&self, request: Request<v1::ListLeasesRequest>) -> Result<Response<v1::ListLeasesResponse>, Status> {
+        let viewer = caller::viewer(&self.engine, &request)?;
+        let v1::ListLeasesRequest { page_size, page_token } = request.into_inner();
+        let start = page::start(&page_token)?.map(LeaseId);
+        let found = self.engine.list_leases(&viewer, start, page_size).map_err(|refusal| of_engine(&refusal))?;
+        let rows = found.leases.iter().map(|info| (info.id.0, keyless(lease(info)))).collect();
+        let (leases, next_page_token) = page::cut(rows, found.next.map(|id| id.0));
+        Ok(Response::new(v1::ListLeasesResponse { leases, next_page_token }))
+    }
+
+    async fn watch_leases(
+        &self,
+        request: Request<v1::WatchLeasesRequest>,
+    ) -> Result<Response<Self::WatchLeasesStream>, Status> {
+        let viewer = caller::viewer(&self.engine, &request)?;
+        let events = self.engine.watch_leases(&viewer).map_err(|refusal| of_engine(&refusal))?;
+        let stop = self.stop.clone().cancelled_owned();
+        Ok(Response::new(Box::pin(events.map(|event| Ok(lease_event(event))).take_until(stop))))
+    }
+}
+
+fn acquire_request(request: v1::AcquireRequest) -> Result<AcquireRequest, Status> {
+    let v1::AcquireRequest { size_bytes, memory, hcas, signal, label } = request;
+    let place = match memory {
+        Some(acquire_request::Memory::Gpu(gpu)) if gpu.is_empty() => {
+            return Err(bad_argument("gpu is empty; name a GPU (GPU0), its UUID or its BDF"));
+        }
+        Some(acquire_request::Memory::Gpu(gpu)) => MemoryPlace::Gpu(gpu),
+        Some(acquire_request::Memory::Host(host)) => {
+            MemoryPlace::Host { near_gpu: (!host.near_gpu.is_empty()).then_some(host.near_gpu) }
+        }
+        None => return Err(bad_argument("memory is missing; name a gpu, or host for host memory")),
+    };
+    Ok(AcquireRequest { size_bytes, place, hcas, signal, label })
+}
+
+/// A lease on the wire, without a delivery.
+fn lease(info: &LeaseInfo) -> v1::Lease {
+    v1::Lease {
+        lease_id: info.id.0,
+        generation: info.generation.0,
+        size_bytes: info.size_bytes,
+        gpu_uuid: info.gpu.as_ref().map(|gpu| gpu.0.clone()).unwrap_or_default(),
+        registrations: info.registrations.iter().map(registration).collect(),
+        delivery_id: 0,
+        label: info.label.to_string(),
+        memory_kind: memory_kind(info.memory_kind).to_owned(),
+        holders: info.holders,
+        ttl: info.ttl.and_then(|ttl| ttl.try_into().ok()),
+        tenant: info.tenant.to_string(),
+    }
+}
+
+/// rkeys are for whom the lease was granted to; lists and watches show none, whatever the engine filled in.
+fn keyless(mut lease: v1::Lease) -> v1::Lease {
+    for registration in &mut lease.registrations {
+        registration.rkey = 0;
+    }
+    lease
+}
+
+fn registration(info: &RegistrationInfo) -> v1::Registration {
+    let access = v1::Access {
+        local_write: info.access.local_write,
+        remote_write: info.access.remote_write,
+        remote_read: info.access.remote_read,
+        remote_atomic: info.access.remote_atomic,
+        relaxed_ordering: info.access.relaxed_ordering,
+    };
+    v1::Registration {
+        hca: info.hca.to_string(),
+        slot: info.slot.0,
+        generation: info.generation.0,
+        rkey: info.rkey.0,
+        iova: info.iova,
+        length_bytes: info.len_bytes,
+        access: Some(access),
+    }
+}
+
+fn memory_kind(kind: MemoryKind) -> &'static str {
+    match kind {
+        MemoryKind::Memfd => "memfd",
+        MemoryKind::CudaPosixFd => "cuda-posix-fd",
+        _ => "unknown",
+    }
+}
+
+fn lease_event(event: LeaseEvent) -> v1::LeaseEvent {
+    use lease_event::Event;
+    let ended = |lease: LeaseId, generation: Generation, reason: String| v1::LeaseEnded {
+        lease_id: lease.0,
+        generation: generation.0,
+        reason,
+    };
+    let wire = match event.kind {
+        LeaseEventKind::Present(info) => Event::Present(keyless(lease(&info))),
+        LeaseEventKind::Synced => Event::Synced(v1::Synced {}),
+        LeaseEventKind::Acquired(info) => Event::Acquired(keyless(lease(&info))),
+        LeaseEventKind::Released { lease, generation, reason } => {
+            Event::Released(ended(lease, generation, reason.to_owned()))
+        }
+        LeaseEventKind::Revoked { lease, generation, reason } => Event::Revoked(ended(lease, generation, reason)),
+        LeaseEventKind::Rekeyed(info) => Event::Rekeyed(lease(&info)),
+        LeaseEventKind::NicDown { hca, port_num } => {
+            Event::NicDown(v1::NicDown { hca: hca.to_string(), port_num: u32::from(port_num) })
+        }
+        // An event that this wire has no word for is one the client misses.
+        _ => Event::Resync(v1::Resync {}),
+    };
+    v1::LeaseEvent { sequence: event.sequence, event: Some(wire) }
+}

@@ -1,0 +1,80 @@
+//! Service `Host`: what the daemon is and how much it does. Open to every local user: nothing here names a tenant.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use gdrd_engine::Engine;
+use gdrd_proto::v1::{self, host_server};
+use tonic::{Request, Response, Status};
+
+use crate::admission::Admission;
+use crate::session::version::{DAEMON_VERSION, VERSIONS};
+use crate::topology::Topology;
+
+/// One hardware backend and whether it is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backend {
+    /// sim, verbs, cuda or nvml.
+    pub name: &'static str,
+    /// Whether it serves.
+    pub present: bool,
+    /// Why it is absent, or what it found.
+    pub reason: String,
+}
+
+/// What the daemon tells about itself; constant while it runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HostFacts {
+    /// Every backend this daemon knows of.
+    pub backends: Vec<Backend>,
+    /// Name of the simulated host's profile; empty with hardware.
+    pub sim_profile: String,
+    /// Folder of the sockets.
+    pub runtime_dir: String,
+}
+
+/// The service.
+#[derive(Debug, Clone)]
+pub(crate) struct Host {
+    pub(crate) engine: Engine,
+    pub(crate) topology: Topology,
+    pub(crate) facts: Arc<HostFacts>,
+    pub(crate) grpc_connections: Arc<Admission>,
+    pub(crate) session_connections: Arc<Admission>,
+}
+
+#[tonic::async_trait]
+impl host_server::Host for Host {
+    async fn status(&self, _request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
+        let backend = |backend: &Backend| v1::Backend {
+            name: backend.name.to_owned(),
+            present: backend.present,
+            reason: backend.reason.clone(),
+        };
+        Ok(Response::new(v1::StatusResponse {
+            daemon_version: DAEMON_VERSION.to_owned(),
+            versions: Some(VERSIONS),
+            backends: self.facts.backends.iter().map(backend).collect(),
+            sim_profile: self.facts.sim_profile.clone(),
+            topology_generation: self.topology.current().generation(),
+            runtime_dir: self.facts.runtime_dir.clone(),
+        }))
+    }
+
+    async fn stats(&self, _request: Request<v1::StatsRequest>) -> Result<Response<v1::StatsResponse>, Status> {
+        let mut stats: Vec<v1::Stat> = self.engine.stats().into_iter().map(stat).collect();
+        stats.push(gauge("gdrd_grpc_connections", "Open gRPC connections.", self.grpc_connections.total()));
+        let help = "Open connections of the session socket, those without a hello included.";
+        stats.push(gauge("gdrd_session_connections", help, self.session_connections.total()));
+        Ok(Response::new(v1::StatsResponse { stats }))
+    }
+}
+
+fn stat(stat: gdrd_engine::Stat) -> v1::Stat {
+    let labels = stat.labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    v1::Stat { name: stat.name.to_owned(), labels, value: stat.value, help: stat.help.to_owned() }
+}
+
+fn gauge(name: &str, help: &str, value: u32) -> v1::Stat {
+    v1::Stat { name: name.to_owned(), labels: HashMap::new(), value: f64::from(value), help: help.to_owned() }
+}

@@ -1,0 +1,154 @@
+//! Service `Topology`: what the host is and what follows from it. Open to every local user.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::{Stream, StreamExt};
+use gdrd_proto::v1::{self, topology_server};
+use gdrd_topology::TopologyError;
+use gdrd_topology::plan::contract::{GpuPlan, NicPlan, PairPlan, Plan};
+use gdrd_topology::plan::explain;
+use serde::Serialize;
+use tokio_stream::wrappers::WatchStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status};
+
+use crate::status::status;
+use crate::topology::{Topology, View};
+
+/// The service.
+#[derive(Debug, Clone)]
+pub(crate) struct TopologyService {
+    pub(crate) topology: Topology,
+    pub(crate) stop: CancellationToken,
+}
+
+#[tonic::async_trait]
+impl topology_server::Topology for TopologyService {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::GetTopologyResponse, Status>> + Send>>;
+
+    async fn get(
+        &self,
+        _request: Request<v1::GetTopologyRequest>,
+    ) -> Result<Response<v1::GetTopologyResponse>, Status> {
+        Ok(Response::new(self.topology.current().response().clone()))
+    }
+
+    async fn watch(&self, _request: Request<v1::WatchTopologyRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let views = WatchStream::new(self.topology.subscribe());
+        let stop = self.stop.clone().cancelled_owned();
+        Ok(Response::new(Box::pin(views.map(|view: Arc<View>| Ok(view.response().clone())).take_until(stop))))
+    }
+
+    async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
+        let gpu = request.into_inner().gpu;
+        let view = self.topology.current();
+        let explained = explain(view.snapshot(), self.topology.options(), Some(view.plan()), &gpu);
+        let explained = explained.map_err(|refusal| of_topology(&refusal))?;
+        let winners = explained.winners.into_iter().map(|winner| v1::ExplainCandidate {
+            nic: winner.nic,
+            level: level(winner.level.as_ref()),
+            gbps: winner.bottleneck.map(|narrowest| narrowest.gbps),
+            assigned: true,
+            reason: shared_by(&winner.gpus),
+        });
+        let losers = explained.losers.into_iter().map(|loser| v1::ExplainCandidate {
+            nic: loser.nic,
+            level: level(loser.level.as_ref()),
+            gbps: loser.bottleneck.map(|narrowest| narrowest.gbps),
+            assigned: false,
+            reason: loser.why,
+        });
+        Ok(Response::new(v1::ExplainResponse {
+            generation: view.generation(),
+            gpu: explained.gpu,
+            summary: explained.reason,
+            candidates: winners.chain(losers).collect(),
+        }))
+    }
+
+    async fn place(&self, _request: Request<v1::PlaceRequest>) -> Result<Response<v1::PlaceResponse>, Status> {
+        Err(status(Code::Unavailable, "UNSUPPORTED", "this build answers no placement; choose GPUs from the plan"))
+    }
+}
+
+/// The table for topology: what a caller names wrongly is its fault, all else is ours.
+fn of_topology(refusal: &TopologyError) -> Status {
+    match refusal {
+        TopologyError::NoSuchDevice { .. } => status(Code::NotFound, "GPU_UNKNOWN", refusal.to_string()),
+        _ => status(Code::Internal, "INTERNAL", refusal.to_string()),
+    }
+}
+
+fn shared_by(gpus: &[String]) -> String {
+    match gpus {
+        [] | [_] => "assigned to this GPU alone".to_owned(),
+        gpus => format!("assigned, shared by {}", gpus.join(", ")),
+    }
+}
+
+fn level(level: Option<&impl ToString>) -> String {
+    level.map(ToString::to_string).unwrap_or_default()
+}
+
+/// A word of gdrd.plan/v1, which is how the model serializes.
+fn word(value: &impl Serialize) -> String {
+    let value = serde_json::to_value(value).ok();
+    value.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// A plan on the wire: the fields of gdrd.plan/v1.
+pub(crate) fn wire_plan(plan: &Plan) -> v1::Plan {
+    v1::Plan {
+        generation: plan.generation,
+        source: Some(v1::PlanSource {
+            kind: word(&plan.source.kind),
+            path: plan.source.path.as_ref().map(|path| path.display().to_string()),
+        }),
+        gpus: plan.gpus.iter().map(wire_gpu).collect(),
+        nics: plan.nics.iter().map(wire_nic).collect(),
+        nvlink_kind: plan.nvlink.kind.as_ref().map(word),
+        warnings: plan.warnings.clone(),
+    }
+}
+
+fn wire_gpu(gpu: &GpuPlan) -> v1::PlanGpu {
+    v1::PlanGpu {
+        name: gpu.name.clone(),
+        uuid: gpu.uuid.clone(),
+        bdf: gpu.bdf.map(|bdf| bdf.to_string()),
+        numa: gpu.numa.map(|numa| u32::from(numa.0)),
+        assigned: gpu.assigned.clone(),
+        rail: gpu.rail,
+        reason: gpu.reason.clone(),
+        nics: gpu.nics.iter().map(wire_path).collect(),
+    }
+}
+
+fn wire_path(pair: &PairPlan) -> v1::PlanPath {
+    v1::PlanPath {
+        name: pair.name.clone(),
+        bdf: pair.bdf.map(|bdf| bdf.to_string()),
+        level: level(pair.level.as_ref()),
+        gbps: pair.gbps,
+        gdr: Some(v1::GdrAbility { state: word(&pair.gdr.state), reason: pair.gdr.reason.clone() }),
+    }
+}
+
+fn wire_nic(nic: &NicPlan) -> v1::PlanNic {
+    let ports = nic.ports.iter().map(|port| v1::PlanPort {
+        port_num: u32::from(port.port_num),
+        state: word(&port.state),
+        link_layer: word(&port.link_layer),
+        rate_gbps: port.rate_gbps,
+    });
+    v1::PlanNic {
+        name: nic.name.clone(),
+        bdf: nic.bdf.map(|bdf| bdf.to_string()),
+        numa: nic.numa.map(|numa| u32::from(numa.0)),
+        card: nic.card.map(|card| card.to_string()),
+        rate_gbps: nic.rate_gbps,
+        ports: ports.collect(),
+        gpus: nic.gpus.clone(),
+    }
+}

@@ -1,0 +1,57 @@
+//! Every bound of the server in one place. What clients may hold in the engine is bounded there.
+
+use std::time::Duration;
+
+/// Bounds on connections, messages and waiting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerLimits {
+    /// gRPC connections of all users. Default 1024.
+    pub max_grpc_connections: u32,
+    /// gRPC connections of one uid. Default 256.
+    pub max_grpc_connections_per_uid: u32,
+    /// Calls in flight on one gRPC connection; more wait. Default 256.
+    pub max_calls_per_connection: u32,
+    /// Connections to the session socket of all users, sessions and those that have not said hello. Default 1280.
+    pub max_session_connections: u32,
+    /// Connections to the session socket of one uid. Default 512.
+    pub max_session_connections_per_uid: u32,
+    /// How long a connection may take to say hello. Default 5 s.
+    pub hello_timeout: Duration,
+    /// How long looking at the fds of one proof may take: an fd of a file system in user space can block. Default 5 s.
+    pub proof_timeout: Duration,
+    /// Deliveries queued for a session behind the one it has not acknowledged; one more ends it. Default 256.
+    pub max_queued_deliveries: u32,
+    /// How long calls in flight may take once the daemon stops. Default 5 s.
+    pub drain_timeout: Duration,
+}
+
+impl Default for ServerLimits {
+    fn default() -> Self {
+        Self {
+            max_grpc_connections: 1024,
+            max_grpc_connections_per_uid: 256,
+            max_calls_per_connection: 256,
+            max_session_connections: 1280,
+            max_session_connections_per_uid: 512,
+            hello_timeout: Duration::from_secs(5),
+            proof_timeout: Duration::from_secs(5),
+            max_queued_deliveries: 256,
+            drain_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Longest gRPC request, bytes; the longest sensible one has a few names.
+pub(crate) const MAX_REQUEST_BYTES: usize = 64 * 1024;
+
+/// Longest gRPC header list, bytes.
+pub(crate) const MAX_HEADER_BYTES: u32 = 16 * 1024;
+
+/// Longest gRPC response, bytes: what a client accepts unless it was told otherwise (tonic's default).
+pub(crate) const MAX_RESPONSE_BYTES: usize = 4 * 1024 * 1024;
+
+/// Encoded length at which a list page ends early, bytes: well below [`MAX_RESPONSE_BYTES`].
+pub(crate) const MAX_PAGE_BYTES: usize = 2 * 1024 * 1024;
+
+/// Proofs looked at at one time, each on a thread of its own that may block.
+pub(crate) const MAX_PROOFS_AT_ONCE: usize = 8;

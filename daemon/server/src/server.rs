@@ -1,0 +1,100 @@
+//! Puts the two sockets to work and takes them out of it.
+
+use std::os::fd::OwnedFd;
+
+use gdrd_engine::Engine;
+use thiserror::Error;
+use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::admission::Admission;
+use crate::grpc::{self, HostFacts};
+use crate::limits::ServerLimits;
+use crate::session::{Listener, Sessions};
+use crate::topology::Topology;
+
+/// The two listening sockets, however they came to be.
+#[derive(Debug)]
+pub struct Sockets {
+    /// gRPC: SOCK_STREAM.
+    pub grpc: std::os::unix::net::UnixListener,
+    /// Sessions: SOCK_SEQPACKET.
+    pub session: OwnedFd,
+}
+
+/// Everything a server needs.
+#[derive(Debug)]
+pub struct ServerConfig {
+    /// What it serves.
+    pub engine: Engine,
+    /// The topology it tells of.
+    pub topology: Topology,
+    /// What it says of itself.
+    pub facts: HostFacts,
+    /// Its bounds.
+    pub limits: ServerLimits,
+}
+
+/// Why a server does not serve.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// A socket could not be put under watch.
+    #[error("{socket} socket: {source}")]
+    Socket {
+        /// gRPC or session.
+        socket: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// gRPC ended by itself.
+    #[error("gRPC server: {0}")]
+    Grpc(#[from] tonic::transport::Error),
+}
+
+/// A server whose sockets answer once it runs.
+#[derive(Debug)]
+pub struct Server {
+    grpc: UnixListener,
+    listener: Listener,
+    parts: grpc::Parts,
+    limits: ServerLimits,
+    stop: CancellationToken,
+}
+
+impl Server {
+    /// Puts the sockets under the runtime's watch; must be called within it. `stop` ends the server.
+    ///
+    /// # Errors
+    /// `Socket`.
+    pub fn new(sockets: Sockets, config: ServerConfig, stop: CancellationToken) -> Result<Self, ServerError> {
+        let ServerConfig { engine, topology, facts, limits } = config;
+        let failed = |socket| move |source| ServerError::Socket { socket, source };
+        sockets.grpc.set_nonblocking(true).map_err(failed("gRPC"))?;
+        let grpc = UnixListener::from_std(sockets.grpc).map_err(failed("gRPC"))?;
+        let sessions = Sessions::default();
+        let admission = Admission::new(limits.max_session_connections, limits.max_session_connections_per_uid);
+        let session_connections = std::sync::Arc::clone(&admission);
+        let listener =
+            Listener::new(sockets.session, admission, engine.clone(), sessions.clone(), limits.clone(), stop.clone());
+        let listener = listener.map_err(failed("session"))?;
+        let parts = grpc::Parts { engine, sessions, topology, facts, session_connections };
+        Ok(Self { grpc, listener, parts, limits, stop })
+    }
+
+    /// Serves until told to stop; then sessions are told goodbye and calls in flight have the drain timeout.
+    ///
+    /// # Errors
+    /// `Grpc`.
+    pub async fn run(self) -> Result<(), ServerError> {
+        let stop_all = self.stop.clone().drop_guard();
+        let sessions = tokio::spawn(self.listener.run());
+        let served = grpc::run(self.grpc, self.parts, &self.limits, self.stop).await;
+        // gRPC that failed takes the sessions with it.
+        drop(stop_all);
+        if let Err(error) = sessions.await {
+            tracing::error!(%error, "the session listener ended by itself");
+        }
+        Ok(served?)
+    }
+}

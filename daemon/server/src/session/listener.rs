@@ -1,0 +1,116 @@
+//! Accepts connections of the session socket, a bounded number of them.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gdrd_engine::Engine;
+use rustix::net::{SocketFlags, accept_with};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, warn};
+
+use super::Sessions;
+use super::channel::Channel;
+use super::goodbye::SessionEnd;
+use super::proof::Proofs;
+use super::task;
+use crate::admission::Admission;
+use crate::limits::ServerLimits;
+use crate::peer::Credentials;
+use crate::readiness::watch;
+
+/// How long accepting pauses when the daemon has no fd left for a connection; others' fds may go meanwhile.
+const PAUSE_WITHOUT_FDS: Duration = Duration::from_millis(100);
+
+/// What every connection shares.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) engine: Engine,
+    pub(super) sessions: Sessions,
+    pub(super) limits: ServerLimits,
+    pub(super) proofs: Proofs,
+    pub(super) stop: CancellationToken,
+}
+
+/// The listening session socket.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: AsyncFd<OwnedFd>,
+    admission: Arc<Admission>,
+    shared: Arc<Shared>,
+}
+
+impl Listener {
+    /// Takes a listening SOCK_SEQPACKET socket. Must be called within the runtime.
+    ///
+    /// # Errors
+    /// As the runtime's registration of the fd.
+    pub(crate) fn new(
+        socket: OwnedFd,
+        admission: Arc<Admission>,
+        engine: Engine,
+        sessions: Sessions,
+        limits: ServerLimits,
+        stop: CancellationToken,
+    ) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let shared = Arc::new(Shared { engine, sessions, limits, proofs: Proofs::new(), stop });
+        Ok(Self { socket: watch(socket, Interest::READABLE)?, admission, shared })
+    }
+
+    /// Accepts until the daemon stops, then waits for the sessions to end.
+    pub(crate) async fn run(self) {
+        let tasks = TaskTracker::new();
+        loop {
+            let accepted = tokio::select! {
+                () = self.shared.stop.cancelled() => break,
+                accepted = self.accept() => accepted,
+            };
+            match accepted {
+                Ok(socket) => self.start(&tasks, socket),
+                Err(error) => {
+                    warn!(%error, "session socket accepts no connection now");
+                    tokio::time::sleep(PAUSE_WITHOUT_FDS).await;
+                }
+            }
+        }
+        drop(self.socket);
+        tasks.close();
+        tasks.wait().await;
+    }
+
+    async fn accept(&self) -> io::Result<OwnedFd> {
+        loop {
+            let mut ready = self.socket.readable().await?;
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            if let Ok(accepted) = ready.try_io(|socket| Ok(accept_with(socket.get_ref(), flags)?)) {
+                match accepted {
+                    // The connection went away before it was taken (accept(2)).
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                    other => return other,
+                }
+            }
+        }
+    }
+
+    fn start(&self, tasks: &TaskTracker, socket: OwnedFd) {
+        let Ok(credentials) = Credentials::of(socket.as_fd()) else { return };
+        let channel = match Channel::new(socket, self.shared.limits.max_queued_deliveries) {
+            Ok(channel) => channel,
+            Err(error) => return warn!(%error, "session connection dropped"),
+        };
+        let Some(place) = self.admission.admit(credentials.uid) else {
+            debug!(uid = credentials.uid, "session connection refused: too many");
+            return channel.goodbye(&SessionEnd::TooManyConnections { uid: credentials.uid });
+        };
+        let shared = Arc::clone(&self.shared);
+        tasks.spawn(async move {
+            task::serve(channel, &shared).await;
+            drop(place);
+        });
+    }
+}

@@ -1,0 +1,173 @@
+//! The life of one connection: hello, welcome, then messages until something ends it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use gdrd_engine::{Engine, SessionEvent, SessionId, SessionOpened};
+use gdrd_proto::v1::{self, daemon_message};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tracing::{debug, info};
+
+use super::channel::{Channel, Incoming};
+use super::goodbye::SessionEnd;
+use super::listener::Shared;
+use super::packet::MAX_PACKET_FDS;
+use super::{Sessions, version};
+use crate::peer::Peer;
+use crate::readiness::watch;
+
+/// Serves a connection from its first byte to its goodbye.
+pub(super) async fn serve(channel: Channel, shared: &Shared) {
+    let channel = Arc::new(channel);
+    let end = match open(&channel, shared).await {
+        Ok((session, events, pidfd)) => {
+            let end = live(&channel, shared, &session, events, pidfd).await;
+            info!(session = %session.id, reason = end.reason(), "session ended: {end}");
+            channel.goodbye(&end);
+            session.close(&end);
+            return;
+        }
+        Err(end) => end,
+    };
+    debug!(reason = end.reason(), "session refused: {end}");
+    channel.goodbye(&end);
+}
+
+type Events = futures_channel::mpsc::Receiver<SessionEvent>;
+
+/// Shakes hands and opens the session.
+async fn open(channel: &Arc<Channel>, shared: &Shared) -> Result<(Open, Events, Option<OwnedFd>), SessionEnd> {
+    let timeout = shared.limits.hello_timeout;
+    let first = tokio::select! {
+        () = shared.stop.cancelled() => Err(SessionEnd::ShuttingDown),
+        first = tokio::time::timeout(timeout, channel.next()) => first.map_err(|_| SessionEnd::HelloTimeout(timeout))?,
+    };
+    let hello = match first? {
+        Incoming::Hello(hello) => hello,
+        Incoming::ProveGpus { fds, .. } => {
+            close_apart(fds);
+            return Err(SessionEnd::Protocol("the first message must be Hello"));
+        }
+    };
+    let versions = hello.versions.ok_or(SessionEnd::Protocol("Hello names no versions"))?;
+    version::check(&versions).map_err(SessionEnd::Version)?;
+    let mut peer = Peer::of(channel.fd())?;
+    let opened = shared.engine.open_session((&peer).into(), &hello.client_name)?;
+    let SessionOpened { session, token, generation_page, events } = opened;
+    info!(%session, uid = peer.credentials.uid, pid = peer.credentials.pid, scope = %peer.scope, "session opened");
+    let open = Open { id: session, engine: shared.engine.clone(), sessions: shared.sessions.clone(), closed: false };
+    // Known before the client can name it on gRPC.
+    shared.sessions.insert(session, Arc::clone(channel));
+    let welcome = v1::Welcome {
+        session_id: session.0,
+        token: token.as_bytes().to_vec(),
+        versions: Some(version::VERSIONS),
+        daemon_version: version::DAEMON_VERSION.to_owned(),
+    };
+    channel.welcome(welcome, &generation_page);
+    Ok((open, events, peer.pidfd.take()))
+}
+
+/// Serves an open session until it ends.
+async fn live(
+    channel: &Channel,
+    shared: &Shared,
+    session: &Open,
+    mut events: Events,
+    pidfd: Option<OwnedFd>,
+) -> SessionEnd {
+    let pidfd = match pidfd.map(|pidfd| watch(pidfd, Interest::READABLE)).transpose() {
+        Ok(pidfd) => pidfd,
+        Err(error) => return error.into(),
+    };
+    loop {
+        tokio::select! {
+            () = shared.stop.cancelled() => return SessionEnd::ShuttingDown,
+            end = channel.ended() => return end,
+            () = process_ended(pidfd.as_ref()) => return SessionEnd::ProcessEnded,
+            event = events.next() => match event {
+                Some(SessionEvent::QueuePairFailed { queue_pair, message }) => {
+                    let failed = v1::QueuePairFailed { queue_pair_id: queue_pair.0, message };
+                    channel.answer(daemon_message::Message::QueuePairFailed(failed));
+                }
+                Some(SessionEvent::Ended { reason, message }) => return SessionEnd::ByEngine { reason, message },
+                Some(_) => {}
+                None => return gdrd_engine::EngineError::SessionEnded.into(),
+            },
+            incoming = channel.next() => match incoming {
+                Ok(Incoming::ProveGpus { request_id, fds, cut }) => {
+                    match prove(shared, session.id, request_id, fds, cut).await {
+                        Ok(answer) => channel.answer(daemon_message::Message::GpusProven(answer)),
+                        Err(end) => return end,
+                    }
+                }
+                Ok(Incoming::Hello(_)) => return SessionEnd::Protocol("Hello came twice"),
+                Err(end) => return end,
+            },
+        }
+    }
+}
+
+async fn process_ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
+    match pidfd {
+        // An error of the wait cannot be read as "still running".
+        Some(pidfd) => drop(pidfd.readable().await),
+        None => std::future::pending().await,
+    }
+}
+
+async fn prove(
+    shared: &Shared,
+    session: SessionId,
+    request_id: u64,
+    fds: Vec<OwnedFd>,
+    cut: bool,
+) -> Result<v1::GpusProven, SessionEnd> {
+    if cut {
+        close_apart(fds);
+        return Err(SessionEnd::TooManyFds { limit: MAX_PACKET_FDS });
+    }
+    let timeout = shared.limits.proof_timeout;
+    let looked = tokio::time::timeout(timeout, shared.proofs.look_at(fds));
+    let nodes = looked.await.map_err(|_| SessionEnd::ProofTimeout(timeout))?;
+    let proven = nodes.and_then(|nodes| shared.engine.prove_gpus(session, &nodes).map_err(|error| error.to_string()));
+    Ok(match proven {
+        Ok(gpus) => {
+            let gpu_uuids = gpus.into_iter().map(|gpu| gpu.0).collect();
+            v1::GpusProven { request_id, gpu_uuids, error: String::new() }
+        }
+        Err(error) => v1::GpusProven { request_id, gpu_uuids: Vec::new(), error },
+    })
+}
+
+/// Closes a client's fds where that may block.
+fn close_apart(fds: Vec<OwnedFd>) {
+    tokio::task::spawn_blocking(move || drop(fds));
+}
+
+/// An open session; closed with the engine whatever becomes of its task.
+struct Open {
+    id: SessionId,
+    engine: Engine,
+    sessions: Sessions,
+    closed: bool,
+}
+
+impl Open {
+    fn close(mut self, end: &SessionEnd) {
+        self.closed = true;
+        self.sessions.remove(self.id);
+        self.engine.close_session(self.id, end.reason());
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if !self.closed {
+            self.sessions.remove(self.id);
+            self.engine.close_session(self.id, "its task ended");
+        }
+    }
+}
