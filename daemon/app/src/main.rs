@@ -1,4 +1,141 @@
-//! Node-local daemon that lends registered GPU buffers and queue pairs.
+//! `gdrd`: the daemon. What it does, in order; each step is a module of its own.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod arguments;
+mod config;
+mod daemon;
+mod hardware;
+mod logging;
+mod notify;
+mod runtime_dir;
+mod sockets;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Parser;
+use gdrd_engine::Engine;
+use gdrd_server::{HostFacts, Server, ServerConfig};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::arguments::Arguments;
+use crate::config::Config;
+use crate::daemon::Rescan;
+use crate::runtime_dir::RuntimeDir;
+use crate::sockets::Activated;
+
+/// Wrong arguments or configuration; clap's own code for usage errors.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if arguments.list_profiles {
+        println!("{}", gdrd_topology::profile::builtin_names().join("\n"));
+        return ExitCode::SUCCESS;
+    }
+    let config = match configure(&arguments) {
+        Ok(config) => config,
+        Err(error) => return fail(&error, ExitCode::from(EXIT_USAGE)),
+    };
+    if arguments.check_config {
+        println!("the configuration is valid");
+        return ExitCode::SUCCESS;
+    }
+    match run(&arguments, &config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error, ExitCode::FAILURE),
+    }
+}
+
+fn fail(error: &anyhow::Error, code: ExitCode) -> ExitCode {
+    eprintln!("gdrd: {error:#}");
+    code
+}
+
+/// The configuration with the arguments over it, valid as a whole. Has no effect.
+fn configure(arguments: &Arguments) -> anyhow::Result<Config> {
+    let mut config = arguments.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+    if let Some(filter) = &arguments.log {
+        config.log.filter.clone_from(filter);
+    }
+    if let Some(format) = arguments.log_format {
+        config.log.format = format;
+    }
+    logging::filter(&config.log.filter)?;
+    Ok(config)
+}
+
+fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
+    // First of all: it changes the environment, which is safe only while there is one thread.
+    let activated = Activated::take(std::env::var("LISTEN_FDNAMES").ok())?;
+    logging::start(logging::filter(&config.log.filter)?, config.log.format)?;
+    let is_root = rustix::process::geteuid().is_root();
+    let folder = runtime_dir::locate(arguments.runtime_dir.clone(), |name| std::env::var_os(name), is_root)?;
+    let chosen = hardware::choose(arguments)?;
+    let runtime_dir = RuntimeDir::claim(folder)?;
+    raise_descriptor_limit();
+
+    let engine = start_engine(config, chosen.gpu_proof, chosen.hardware)?;
+    let facts = HostFacts {
+        backends: chosen.backends,
+        sim_profile: chosen.sim_profile,
+        runtime_dir: runtime_dir.path().display().to_string(),
+    };
+    let status = status(&facts, &chosen.topology);
+    let rescan = Rescan {
+        origin: chosen.origin,
+        interval: Duration::from_secs(config.topology.rescan_interval_s),
+        topology: chosen.topology.clone(),
+        engine: engine.clone(),
+    };
+    let server = ServerConfig { engine: engine.clone(), topology: chosen.topology, facts, limits: config.server() };
+
+    // Bound last: from here on clients connect, and find someone who answers.
+    let listening = activated.complete(runtime_dir.path())?;
+    let runtime = daemon::runtime()?;
+    let served = runtime.block_on(async {
+        let stop = CancellationToken::new();
+        let server = Server::new(listening.sockets, server, stop.clone())?;
+        daemon::serve(server, stop, rescan, &status).await
+    });
+    drop(listening.made);
+    daemon::end(runtime);
+    engine.shutdown();
+    info!("ended");
+    served
+}
+
+fn start_engine(
+    config: &Config,
+    gpu_proof: gdrd_engine::GpuProof,
+    hardware: gdrd_engine::Hardware,
+) -> anyhow::Result<Engine> {
+    let (policy, warnings) = config.policy(rustix::process::geteuid().as_raw());
+    for warning in warnings {
+        info!("{warning}");
+    }
+    Engine::start(config.engine(policy, gpu_proof), hardware).context("start the engine")
+}
+
+/// One line on what is served, for the log and for `systemctl status`.
+fn status(facts: &HostFacts, topology: &gdrd_server::Topology) -> String {
+    let view = topology.current();
+    let plan = view.plan();
+    let what = match facts.sim_profile.as_str() {
+        "" => "topology only, no hardware backend".to_owned(),
+        profile => format!("simulated host {profile}"),
+    };
+    format!("{what}: {} gpus, {} nics, sockets in {}", plan.gpus.len(), plan.nics.len(), facts.runtime_dir)
+}
+
+/// Every lease, ring and session costs descriptors; what the system allows is taken whole.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        warn!(%error, "the limit of descriptors stays as it is");
+    }
+}

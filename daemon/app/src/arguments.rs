@@ -1,0 +1,77 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use crate::config::LogFormat;
+
+/// Exit codes, as `--help` and the README give them.
+const EXIT_CODES: &str = "Exit codes:
+  0  ended as asked
+  1  could not start or failed while it ran
+  2  wrong arguments or configuration; nothing was done";
+
+/// Lends registered GPU buffers and queue pairs to local processes.
+#[derive(Debug, Parser)]
+#[command(name = "gdrd", version, after_help = EXIT_CODES)]
+pub(crate) struct Arguments {
+    /// Simulate a host: a built-in profile (see --list-profiles) or the path of a host profile
+    #[arg(long, value_name = "PROFILE", conflicts_with = "sysfs_root")]
+    pub(crate) sim: Option<String>,
+
+    /// Print the names of the built-in profiles and exit
+    #[arg(long)]
+    pub(crate) list_profiles: bool,
+
+    /// What goes wrong on the simulated host, and when: a fault script
+    #[arg(long, value_name = "FILE", requires = "sim")]
+    pub(crate) fault_script: Option<PathBuf>,
+
+    /// Read topology below DIR, which holds a captured `sys`, instead of this machine's /sys
+    #[arg(long, value_name = "DIR")]
+    pub(crate) sysfs_root: Option<PathBuf>,
+
+    /// Configuration file; without it every key has its default
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Check the configuration, say whether it is valid and exit
+    #[arg(long)]
+    pub(crate) check_config: bool,
+
+    /// Folder of the sockets; default: $RUNTIME_DIRECTORY, else /run/gdrd for root, else $XDG_RUNTIME_DIR/gdrd
+    #[arg(long, value_name = "DIR")]
+    pub(crate) runtime_dir: Option<PathBuf>,
+
+    /// What is logged, such as `info` or `warn,gdrd_engine=debug`; over the configuration
+    #[arg(long, value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+
+    /// How it is logged: text or json; over the configuration
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn fault_script_needs_a_simulated_host() {
+        assert!(Arguments::try_parse_from(["gdrd", "--fault-script", "x"]).is_err());
+        assert!(Arguments::try_parse_from(["gdrd", "--sim", "dgx-a100", "--fault-script", "x"]).is_ok());
+    }
+
+    #[test]
+    fn simulated_host_and_captured_host_exclude_each_other() {
+        assert!(Arguments::try_parse_from(["gdrd", "--sim", "dgx-a100", "--sysfs-root", "/x"]).is_err());
+    }
+}

@@ -1,0 +1,172 @@
+//! The tables and keys of `gdrd.toml` with their defaults. config/gdrd.toml is the same for readers, held equal by a test.
+
+use gdrd_engine::Quota;
+use serde::{Deserialize, Serialize};
+
+use super::tables::{BrokerKeys, ExecutorKeys, LimitKeys, PoolKeys, ServerKeys};
+use super::who::Who;
+
+/// The whole file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Config {
+    /// How sessions prove their right to a GPU; unset: by device node with hardware, not at all in simulation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) gpu_proof: Option<GpuProofKey>,
+    pub(crate) policy: PolicyKeys,
+    pub(crate) limits: LimitKeys,
+    pub(crate) pool: PoolKeys,
+    pub(crate) broker: BrokerKeys,
+    pub(crate) executor: ExecutorKeys,
+    pub(crate) server: ServerKeys,
+    pub(crate) topology: TopologyKeys,
+    pub(crate) log: LogKeys,
+}
+
+/// Values of `gpu_proof`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum GpuProofKey {
+    DeviceNode,
+    None,
+}
+
+/// Table `policy`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PolicyKeys {
+    pub(crate) admins: Vec<Who>,
+    pub(crate) lease: Vec<LeaseRule>,
+}
+
+impl Default for PolicyKeys {
+    fn default() -> Self {
+        let group = |name: &str| Who::Group(name.to_owned());
+        let rule = |who| LeaseRule { who, quota: QuotaKeys::default(), prewarm: Vec::new() };
+        let lease = [Who::Uid(0), Who::Daemon, group("gdrd"), group("gdrd-admin")].into_iter().map(rule).collect();
+        Self { admins: vec![Who::Uid(0), group("gdrd-admin")], lease }
+    }
+}
+
+/// One `[[policy.lease]]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "LeaseRuleKeys", into = "LeaseRuleKeys")]
+pub(crate) struct LeaseRule {
+    pub(crate) who: Who,
+    pub(crate) quota: QuotaKeys,
+    pub(crate) prewarm: Vec<PrewarmKeys>,
+}
+
+/// A lease rule as it is written: the quota's keys stand beside `who`. Spelled out, since serde cannot refuse unknown
+/// keys of a flattened table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LeaseRuleKeys {
+    who: Who,
+    #[serde(default = "default_max_bytes")]
+    max_bytes: u64,
+    #[serde(default = "default_max_registrations")]
+    max_registrations: u32,
+    #[serde(default = "default_max_queue_pairs")]
+    max_queue_pairs: u32,
+    #[serde(default = "default_max_sessions")]
+    max_sessions: u32,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    prewarm: Vec<PrewarmKeys>,
+}
+
+fn default_max_bytes() -> u64 {
+    Quota::default().max_bytes
+}
+
+fn default_max_registrations() -> u32 {
+    Quota::default().max_registrations
+}
+
+fn default_max_queue_pairs() -> u32 {
+    Quota::default().max_queue_pairs
+}
+
+fn default_max_sessions() -> u32 {
+    Quota::default().max_sessions
+}
+
+impl From<LeaseRuleKeys> for LeaseRule {
+    fn from(keys: LeaseRuleKeys) -> Self {
+        let LeaseRuleKeys { who, max_bytes, max_registrations, max_queue_pairs, max_sessions, prewarm } = keys;
+        Self { who, quota: QuotaKeys { max_bytes, max_registrations, max_queue_pairs, max_sessions }, prewarm }
+    }
+}
+
+impl From<LeaseRule> for LeaseRuleKeys {
+    fn from(rule: LeaseRule) -> Self {
+        let LeaseRule { who, quota, prewarm } = rule;
+        let QuotaKeys { max_bytes, max_registrations, max_queue_pairs, max_sessions } = quota;
+        Self { who, max_bytes, max_registrations, max_queue_pairs, max_sessions, prewarm }
+    }
+}
+
+/// What one tenant of a rule may have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct QuotaKeys {
+    pub(crate) max_bytes: u64,
+    pub(crate) max_registrations: u32,
+    pub(crate) max_queue_pairs: u32,
+    pub(crate) max_sessions: u32,
+}
+
+impl Default for QuotaKeys {
+    fn default() -> Self {
+        let Quota { max_bytes, max_registrations, max_queue_pairs, max_sessions } = Quota::default();
+        Self { max_bytes, max_registrations, max_queue_pairs, max_sessions }
+    }
+}
+
+/// Buffers made ready when a tenant of the rule opens its first session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PrewarmKeys {
+    pub(crate) gpu: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) count: u32,
+}
+
+/// Table `topology`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TopologyKeys {
+    /// How often the host is read again, seconds; 0 for never.
+    pub(crate) rescan_interval_s: u64,
+}
+
+impl Default for TopologyKeys {
+    fn default() -> Self {
+        Self { rescan_interval_s: 60 }
+    }
+}
+
+/// Values of `log.format`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LogFormat {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Table `log`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct LogKeys {
+    pub(crate) format: LogFormat,
+    /// Directives of tracing-subscriber's `EnvFilter`.
+    pub(crate) filter: String,
+}
+
+impl Default for LogKeys {
+    fn default() -> Self {
+        Self { format: LogFormat::default(), filter: "info".to_owned() }
+    }
+}

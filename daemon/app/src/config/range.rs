@@ -1,0 +1,36 @@
+//! Ranges of configuration values; the first that is left is the error.
+
+use super::ConfigError;
+
+/// Collects checks.
+#[derive(Debug, Default)]
+pub(super) struct Ranges {
+    first: Option<ConfigError>,
+}
+
+impl Ranges {
+    /// `value` must be within `least..=most`.
+    pub(super) fn within(&mut self, key: &str, value: u64, least: u64, most: u64) {
+        if !(least..=most).contains(&value) {
+            self.refuse(key, value, format!("{least} to {most} is"));
+        }
+    }
+
+    /// `value` must be a power of two.
+    pub(super) fn power_of_two(&mut self, key: &str, value: u32) {
+        if !value.is_power_of_two() {
+            self.refuse(key, value.into(), "powers of two are".to_owned());
+        }
+    }
+
+    fn refuse(&mut self, key: &str, value: u64, allowed: String) {
+        let error = || ConfigError::Value { key: key.to_owned(), value: value.to_string(), allowed };
+        self.first.get_or_insert_with(error);
+    }
+
+    /// # Errors
+    /// The first value out of its range.
+    pub(super) fn finish(self) -> Result<(), ConfigError> {
+        self.first.map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,122 @@
+//! The running daemon: serve, watch the host, wait for the end, drain.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use gdrd_engine::Engine;
+use gdrd_server::{Change, Server, Topology};
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::hardware::{self, Origin};
+use crate::notify;
+
+/// Threads of the runtime: one may read a host or wait for the engine while another serves.
+const WORKER_THREADS: usize = 2;
+
+/// Threads that may block at one time: proofs of fds and rescans.
+const MAX_BLOCKING_THREADS: usize = 16;
+
+/// How long what blocks may go on once everything else has ended.
+const BLOCKING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The runtime; wakes for nothing while nothing happens.
+///
+/// # Errors
+/// When its threads cannot be started.
+pub(crate) fn runtime() -> anyhow::Result<Runtime> {
+    Builder::new_multi_thread()
+        .worker_threads(WORKER_THREADS)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .thread_name("gdrd-server")
+        .enable_all()
+        .build()
+        .context("start the runtime")
+}
+
+/// What keeps an eye on the host.
+#[derive(Debug)]
+pub(crate) struct Rescan {
+    /// Where it is read.
+    pub(crate) origin: Origin,
+    /// How often; zero for never.
+    pub(crate) interval: Duration,
+    /// Where it is put in force.
+    pub(crate) topology: Topology,
+    /// Who follows it.
+    pub(crate) engine: Engine,
+}
+
+/// Serves until a signal or a failure ends it, and drains.
+///
+/// # Errors
+/// When a signal cannot be waited for, or the server ends by itself.
+pub(crate) async fn serve(server: Server, stop: CancellationToken, rescan: Rescan, status: &str) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
+    let engine = rescan.engine.clone();
+    let mut serving = tokio::spawn(server.run());
+    notify::ready(status);
+    info!("ready: {status}");
+    tokio::select! {
+        ended = &mut serving => {
+            notify::stopping();
+            ended.context("the server task")??;
+            anyhow::bail!("the server ended by itself");
+        }
+        name = asked_to_end(&mut terminate, &mut interrupt) => info!("{name}: draining"),
+        // Answers only while the engine does.
+        () = notify::watchdog(|| drop(engine.plan())) => {}
+        () = watch_host(rescan) => {}
+    }
+    notify::stopping();
+    stop.cancel();
+    tokio::select! {
+        ended = serving => ended.context("the server task")??,
+        name = asked_to_end(&mut terminate, &mut interrupt) => warn!("{name} again: not waiting for calls in flight"),
+    }
+    Ok(())
+}
+
+/// Ends a runtime without waiting for fds of clients that block.
+pub(crate) fn end(runtime: Runtime) {
+    runtime.shutdown_timeout(BLOCKING_TIMEOUT);
+}
+
+async fn asked_to_end(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
+    tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    }
+}
+
+/// Reads the host again at each interval; pending for ever where it cannot change or nobody wants it.
+async fn watch_host(rescan: Rescan) {
+    let Rescan { origin, interval, topology, engine } = rescan;
+    if origin == Origin::Simulated || interval.is_zero() {
+        return std::future::pending().await;
+    }
+    loop {
+        tokio::time::sleep(interval).await;
+        let again = origin.clone();
+        match tokio::task::spawn_blocking(move || hardware::read(&again)).await {
+            Ok(Ok(snapshot)) => apply(&topology, &engine, topology.update(snapshot)),
+            Ok(Err(error)) => warn!("topology is as before: {error:#}"),
+            Err(error) => warn!(%error, "the topology reader ended by itself"),
+        }
+    }
+}
+
+fn apply(topology: &Topology, engine: &Engine, change: Change) {
+    let Change::Replanned(replan) = change else { return };
+    info!(generation = topology.current().generation(), "the host has changed");
+    for moved in &replan.moved {
+        info!(gpu = moved.gpu, from = moved.from.join(","), to = moved.to.join(","), "gpu has other nics");
+    }
+    if replan.better.is_some() {
+        info!("another pairing would be better than the one in force");
+    }
+    engine.update_plan(hardware::host_plan(topology, &[]));
+}

@@ -1,0 +1,195 @@
+//! The two listening sockets: handed over by systemd (sd_listen_fds(3)), else bound in the runtime folder.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use gdrd_server::Sockets;
+use listenfd::ListenFd;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use thiserror::Error;
+
+const GRPC_NAME: &str = "gdrd.sock";
+const SESSION_NAME: &str = "session.sock";
+
+/// Open to every user: what a peer may do is decided by its credentials.
+const SOCKET_MODE: u32 = 0o666;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Why there are no sockets.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub(crate) enum SocketError {
+    /// One could not be made.
+    #[error("socket {}: {source}", path.display())]
+    Bind {
+        /// Its path.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something else has its name.
+    #[error("{} is there and is no socket; remove it", path.display())]
+    NotASocket {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// systemd handed over something else.
+    #[error("socket activation: {0}")]
+    Activation(String),
+}
+
+/// Sockets, and which of them this process made and removes in the end.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    /// The sockets.
+    pub(crate) sockets: Sockets,
+    /// Names to be removed.
+    pub(crate) made: Made,
+}
+
+/// Socket files of this process; removed when dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Made(Vec<PathBuf>);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // Gone already is as good.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// What systemd handed over; either may be missing and is then bound.
+#[derive(Debug, Default)]
+pub(crate) struct Activated {
+    grpc: Option<UnixListener>,
+    session: Option<OwnedFd>,
+}
+
+impl Activated {
+    /// Takes the fds that `LISTEN_FDS` names, each by what it is; must be called before any thread is there, since it
+    /// removes those variables for the children.
+    ///
+    /// # Errors
+    /// `Activation` for an fd that is neither socket, or twice the same.
+    pub(crate) fn take(names: Option<String>) -> Result<Self, SocketError> {
+        let mut fds = ListenFd::from_env();
+        let names: Vec<String> = names.unwrap_or_default().split(':').map(str::to_owned).collect();
+        let mut activated = Self::default();
+        for index in 0..fds.len() {
+            let name = names.get(index).map_or("unknown", String::as_str);
+            activated.take_one(&mut fds, index, name).map_err(SocketError::Activation)?;
+        }
+        Ok(activated)
+    }
+
+    /// The type tells the two apart; the name (FileDescriptorName=) is for messages.
+    fn take_one(&mut self, fds: &mut ListenFd, index: usize, name: &str) -> Result<(), String> {
+        if let Ok(Some(grpc)) = fds.take_unix_listener(index) {
+            return match self.grpc.replace(grpc) {
+                None => Ok(()),
+                Some(_) => Err(format!("descriptor {index} ({name}) is a second stream socket")),
+            };
+        }
+        let session = fds.take_custom::<OwnedFd>(
+            index,
+            AddressFamily::UNIX.as_raw().into(),
+            i32::try_from(SocketType::SEQPACKET.as_raw()).unwrap_or_default(),
+            "unix seqpacket socket",
+        );
+        match session {
+            Ok(Some(session)) => match self.session.replace(session) {
+                None => Ok(()),
+                Some(_) => Err(format!("descriptor {index} ({name}) is a second seqpacket socket")),
+            },
+            _ => Err(format!("descriptor {index} ({name}) is neither a unix stream nor a unix seqpacket socket")),
+        }
+    }
+
+    /// Completes them with sockets bound in `folder`, which must be this daemon's own: stale ones are replaced.
+    ///
+    /// # Errors
+    /// `Bind`, `NotASocket`.
+    pub(crate) fn complete(self, folder: &Path) -> Result<Listening, SocketError> {
+        let mut made = Made::default();
+        let grpc = match self.grpc {
+            Some(grpc) => grpc,
+            None => UnixListener::from(bound(&folder.join(GRPC_NAME), SocketType::STREAM, &mut made)?),
+        };
+        let session = match self.session {
+            Some(session) => session,
+            None => bound(&folder.join(SESSION_NAME), SocketType::SEQPACKET, &mut made)?,
+        };
+        Ok(Listening { sockets: Sockets { grpc, session }, made })
+    }
+}
+
+fn bound(path: &Path, kind: SocketType, made: &mut Made) -> Result<OwnedFd, SocketError> {
+    let failed = |source: io::Error| SocketError::Bind { path: path.to_owned(), source };
+    remove_stale(path)?;
+    let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, kind, flags, None).map_err(|errno| failed(errno.into()))?;
+    bind(&socket, &address).map_err(|errno| failed(errno.into()))?;
+    made.0.push(path.to_owned());
+    fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
+    listen(&socket, BACKLOG).map_err(|errno| failed(errno.into()))?;
+    Ok(socket)
+}
+
+/// A socket left by a daemon that ended without a word; the lock of the folder says that nobody listens on it.
+fn remove_stale(path: &Path) -> Result<(), SocketError> {
+    let failed = |source| SocketError::Bind { path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => fs::remove_file(path).map_err(failed),
+        Ok(_) => Err(SocketError::NotASocket { path: path.to_owned() }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn sockets_are_open_to_all_and_removed_in_the_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let listening = Activated::default().complete(folder.path()).expect("bound");
+        for name in [GRPC_NAME, SESSION_NAME] {
+            let mode = fs::metadata(folder.path().join(name)).expect("bound").mode();
+            assert_eq!(mode & 0o777, SOCKET_MODE, "{name}");
+        }
+        drop(listening);
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+
+    #[test]
+    fn stale_socket_is_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(GRPC_NAME);
+        drop(UnixListener::bind(&path).expect("bound"));
+        assert!(UnixStream::connect(&path).is_err(), "nobody listens");
+        let _listening = Activated::default().complete(folder.path()).expect("bound");
+        assert!(UnixStream::connect(&path).is_ok());
+    }
+
+    #[test]
+    fn file_with_the_name_of_a_socket_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(SESSION_NAME);
+        fs::write(&path, "precious").expect("written");
+        assert!(matches!(Activated::default().complete(folder.path()), Err(SocketError::NotASocket { .. })));
+        assert_eq!(fs::read_to_string(path).expect("still there"), "precious");
+    }
+}
