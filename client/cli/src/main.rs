@@ -1,4 +1,44 @@
-//! Command line of gdrd.
+//! gdrctl: the command line of gdrd.
+//!
+//! Role: asks the daemon, or reads a host by itself, and shows the answer to people and to programs. One file a verb.
+//!
+//! It must not know how the daemon works inside: it has the client library and the topology library, and no more.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod args;
+mod exit;
+mod host;
+mod output;
+mod source;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::args::{Arguments, Verb};
+use crate::exit::Outcome;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let outcome = run(arguments).unwrap_or_else(|error| exit::report(&error));
+    outcome.into()
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
+    let Arguments { global, verb } = arguments;
+    match verb {
+        Verb::Topo(topo) => verbs::topo::run(&global, &topo),
+        Verb::Plan(plan) => verbs::plan::run(&global, &plan),
+        Verb::Explain(explain) => verbs::explain::run(&global, &explain),
+        Verb::Place(place) => verbs::place::run(&global, &place),
+        Verb::Buffers => verbs::buffers::run(&global),
+        Verb::QueuePairs => verbs::queue_pairs::run(&global),
+        Verb::Stats(stats) => verbs::stats::run(&global, &stats),
+        Verb::Status => verbs::status::run(&global),
+        Verb::Bench(bench) => verbs::bench::run(&global, &bench),
+        Verb::BenchPeer(peer) => verbs::bench::peer::run(&peer),
+        Verb::Completions(completions) => verbs::completions::run(&completions),
+        Verb::Man(man) => verbs::man::run(&man),
+    }
+}

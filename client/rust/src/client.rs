@@ -168,6 +168,23 @@ impl Client {
             .await
     }
 
+    /// An empty call: neither side does any work but the call itself. The floor of every measurement of calls.
+    ///
+    /// # Errors
+    /// [`ClientError::Unreachable`], [`ClientError::Deadline`].
+    pub async fn ping(&self) -> Result<(), ClientError> {
+        const CALL: &str = "Health.Check";
+        let refused = |status| self.context.error(CALL, status);
+        let mut grpc = tonic::client::Grpc::new(self.channel.clone());
+        let not_ready =
+            |source| ClientError::Unreachable { path: self.context.socket.clone(), source: Box::new(source) };
+        grpc.ready().await.map_err(not_ready)?;
+        // grpc/health/v1/health.proto: an empty request asks for the whole server; the reply's one field is skipped.
+        let codec = tonic_prost::ProstCodec::<(), ()>::default();
+        let path = tonic::codegen::http::uri::PathAndQuery::from_static("/grpc.health.v1.Health/Check");
+        grpc.unary(self.context.request(()), path, codec).await.map(drop).map_err(refused)
+    }
+
     /// Makes a call that changes nothing. It is tried twice: the first may meet the dead connection to a daemon that
     /// has been restarted since.
     async fn ask<Q: Clone, A>(

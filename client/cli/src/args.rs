@@ -1,0 +1,247 @@
+//! What can be typed: verbs, options, help texts. The manual pages and completions are made from this.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+const EXIT_CODES: &str = "Exit codes:
+  0  done
+  1  failed: the answer could not be had, or a check did not hold
+  2  wrong usage: an option, value or input that cannot be used
+  3  no daemon answers
+  4  the daemon refused; the message ends with its reason
+
+Environment:
+  GDRD_RUNTIME_DIR  folder of the daemon's sockets
+  NO_COLOR          no colours, also on a terminal";
+
+/// Shows and tests how GPUs and RDMA NICs of this host belong together, and what gdrd has lent.
+#[derive(Debug, Parser)]
+#[command(name = "gdrctl", version, after_help = EXIT_CODES, propagate_version = true)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// Options of every verb.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Global {
+    /// How to print: text for people, json for programs
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
+    pub(crate) format: Format,
+    /// Folder of the daemon's sockets, instead of looking for it
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) runtime_dir: Option<PathBuf>,
+    /// Longest time to wait for any one answer of the daemon, in seconds
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub(crate) timeout: Duration,
+}
+
+/// How to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people
+    Text,
+    /// For programs: one document with a "schema"
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Show the host's GPUs, NICs and what lies between them
+    #[command(after_help = "Examples:
+  gdrctl topo                       the matrix of this host
+  gdrctl topo --tree                the PCIe tree
+  gdrctl topo --input ./sys-copy    a captured /sys of another host
+  gdrctl topo --input dgx-a100      a built-in profile")]
+    Topo(Topo),
+    /// Show which NICs each GPU should use
+    #[command(after_help = "Examples:
+  gdrctl plan
+  gdrctl plan --format json | jq -r '.gpus[] | \"\\(.name) \\(.assigned | join(\",\"))\"'
+  gdrctl plan --nics '^mlx5_4,mlx5_5' --max-level PXB")]
+    Plan(Plan),
+    /// Explain why a GPU has the NICs it has
+    #[command(after_help = "Examples:
+  gdrctl explain GPU0
+  gdrctl explain 0000:07:00.0 --input ./sys-copy")]
+    Explain(Explain),
+    /// Propose sets of GPUs and NICs for a job
+    #[command(after_help = "Examples:
+  gdrctl place --gpus 4
+  gdrctl place --gpus 2 --exclude GPU0,GPU1 --format json")]
+    Place(Place),
+    /// List the leased buffers: your own, or all as root or gdrd-admin
+    Buffers,
+    /// List the queue pairs: your own, or all as root or gdrd-admin
+    QueuePairs,
+    /// Show the daemon's counters and gauges
+    Stats(Stats),
+    /// Show what the daemon is, which backends it has, and why others are absent
+    Status,
+    /// Measure leases, latency, bandwidth and idle cost against floors of the same run
+    #[command(
+        after_help = "It leases buffers and makes queue pairs at the daemon it finds, so run it on an idle host or on a
+simulated one (gdrd --sim dgx-a100). Every figure is a ratio to a floor measured in the same run.
+
+Examples:
+  gdrctl bench
+  gdrctl bench --only lease,latency --rounds 1000 --format json"
+    )]
+    Bench(Bench),
+    /// The other process of a bench
+    #[command(hide = true)]
+    BenchPeer(BenchPeer),
+    /// Print a completion script
+    #[command(after_help = "Example:
+  gdrctl completions bash > /etc/bash_completion.d/gdrctl")]
+    Completions(Completions),
+    /// Write the manual pages
+    Man(Man),
+}
+
+/// Where the topology comes from.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Input {
+    /// Read this instead of asking the daemon: a folder with a sysfs tree, a host profile, or a built-in profile's name
+    #[arg(long, value_name = "PATH")]
+    pub(crate) input: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Topo {
+    #[command(flatten)]
+    pub(crate) input: Input,
+    /// Show the PCIe tree instead of the matrix
+    #[arg(long)]
+    pub(crate) tree: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Plan {
+    #[command(flatten)]
+    pub(crate) input: Input,
+    #[command(flatten)]
+    pub(crate) pairing: Pairing,
+}
+
+/// What the operator may say about pairing; only for hosts that gdrctl reads by itself.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Pairing {
+    /// NICs that may be used, as in NCCL_IB_HCA: names by prefix, '=' for whole names, '^' for all but these
+    #[arg(long, value_name = "LIST")]
+    pub(crate) nics: Option<String>,
+    /// Farthest level that is still assigned: PIX, PXB, PHB, NODE or SYS
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) max_level: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    /// GPU by name (GPU0), UUID or PCI address
+    pub(crate) gpu: String,
+    #[command(flatten)]
+    pub(crate) input: Input,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Place {
+    /// How many GPUs the job wants
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) gpus: u32,
+    /// GPUs that must not be used, by name, UUID or PCI address
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) exclude: Vec<String>,
+    /// Most sets to propose
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) max_results: u32,
+    #[command(flatten)]
+    pub(crate) input: Input,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Stats {
+    /// Only figures whose name contains this
+    #[arg(value_name = "PART")]
+    pub(crate) part: Option<String>,
+}
+
+/// One measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Measurement {
+    /// Acquire and release of 2 MiB against two empty calls
+    Lease,
+    /// A brokered 8-byte write against bare shared memory
+    Latency,
+    /// Writes of 64 MiB against a plain copy
+    Bandwidth,
+    /// The plan of the DGX A100 profile
+    Plan,
+    /// The idle daemon's memory and wake-ups
+    Idle,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// Only these measurements
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) only: Vec<Measurement>,
+    /// Rounds of the lease and latency measurements
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(10..=10_000_000))]
+    pub(crate) rounds: u32,
+    /// GPU that is written from
+    #[arg(long, default_value = "GPU0")]
+    pub(crate) from: String,
+    /// GPU that is written to
+    #[arg(long, default_value = "GPU1")]
+    pub(crate) to: String,
+    /// How long the daemon is watched while idle, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub(crate) idle: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchPeer {
+    /// Rounds to answer
+    pub(crate) rounds: u32,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// Shell to complete in
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Man {
+    /// Folder to write gdrctl.1 and a page a verb into
+    pub(crate) dir: PathBuf,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let bad = || format!("'{text}' is no time in seconds: a number above 0, such as 2.5");
+    let seconds: f64 = text.parse().map_err(|_| bad())?;
+    Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn times_are_positive_numbers() {
+        assert_eq!(seconds("2.5"), Ok(Duration::from_millis(2500)));
+        for text in ["0", "-1", "x", "inf", "NaN", "1e300"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

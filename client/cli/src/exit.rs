@@ -1,0 +1,98 @@
+//! Exit codes, and errors as people read them.
+
+use std::process::ExitCode;
+
+use anstyle::{AnsiColor, Style};
+use gdrd_client::ClientError;
+use gdrd_topology::TopologyError;
+
+/// How a run ended. The numbers are documented in the help text and stable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// 0
+    Done,
+    /// 1
+    Failed,
+    /// 2, as clap's own
+    Usage,
+    /// 3
+    Unreachable,
+    /// 4
+    Refused,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        Self::from(match outcome {
+            Outcome::Done => 0,
+            Outcome::Failed => 1,
+            Outcome::Usage => 2,
+            Outcome::Unreachable => 3,
+            Outcome::Refused => 4,
+        })
+    }
+}
+
+/// A value on the command line that cannot be used.
+#[derive(Debug)]
+pub(crate) struct UsageError(pub(crate) String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// Prints an error with its causes, and says how the run ends.
+pub(crate) fn report(error: &anyhow::Error) -> Outcome {
+    // The reader of a pipe has seen enough: no failure, and nobody to tell.
+    if is_broken_pipe(error) {
+        return Outcome::Done;
+    }
+    let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
+    anstream::eprintln!("{red}error{red:#}: {error:#}");
+    outcome_of(error)
+}
+
+fn outcome_of(error: &anyhow::Error) -> Outcome {
+    for cause in error.chain() {
+        if cause.is::<UsageError>() || cause.is::<TopologyError>() {
+            return Outcome::Usage;
+        }
+        match cause.downcast_ref::<ClientError>() {
+            Some(client) if client.is_unreachable() => return Outcome::Unreachable,
+            Some(ClientError::Refused { .. } | ClientError::SessionRefused { .. }) => return Outcome::Refused,
+            _ => {}
+        }
+    }
+    Outcome::Failed
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let is_it = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_it))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn kinds_of_errors_have_codes_of_their_own() {
+        let absent = ClientError::NoDaemon { looked_in: vec![] };
+        assert_eq!(outcome_of(&anyhow!(absent).context("list the buffers")), Outcome::Unreachable);
+        let refused = ClientError::SessionRefused { reason: String::new(), message: String::new() };
+        assert_eq!(outcome_of(&refused.into()), Outcome::Refused);
+        assert_eq!(outcome_of(&UsageError("no such level".into()).into()), Outcome::Usage);
+        assert_eq!(outcome_of(&anyhow!("anything")), Outcome::Failed);
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_is_no_failure() {
+        let gone = anyhow!(std::io::Error::from(std::io::ErrorKind::BrokenPipe)).context("print");
+        assert!(is_broken_pipe(&gone));
+    }
+}

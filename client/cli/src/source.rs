@@ -1,0 +1,200 @@
+//! Where the topology comes from: the input that was named, else the daemon, else this host's own `/sys`.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use gdrd_client::{ClientError, v1};
+use gdrd_topology::assemble::ReadOptions;
+use gdrd_topology::model::Snapshot;
+use gdrd_topology::plan::contract::Plan;
+use gdrd_topology::plan::{PlanOptions, plan};
+use gdrd_topology::{profile, read_input, read_live};
+use serde_json::{Value, json};
+
+use crate::args::{Global, Input};
+use crate::exit::UsageError;
+use crate::host;
+
+/// A topology, and who said it.
+pub(crate) enum Topology {
+    /// Read by this process.
+    Own(Snapshot),
+    /// The daemon's, with the plan that is in force there.
+    Daemons(Snapshot, Plan),
+}
+
+impl Topology {
+    pub(crate) fn snapshot(&self) -> &Snapshot {
+        match self {
+            Self::Own(snapshot) | Self::Daemons(snapshot, _) => snapshot,
+        }
+    }
+
+    /// The plan in force at the daemon, else a new one.
+    pub(crate) fn plan(&self) -> Plan {
+        match self {
+            Self::Own(snapshot) => plan(snapshot, &PlanOptions::default()),
+            Self::Daemons(_, plan) => plan.clone(),
+        }
+    }
+}
+
+/// Gets the topology from where the options say.
+pub(crate) fn topology(global: &Global, input: &Input) -> anyhow::Result<Topology> {
+    if let Some(path) = &input.input {
+        return own(path).map(Topology::Own);
+    }
+    let asked = ask(global, async |client| client.topology().await)?;
+    match asked {
+        Some(answer) => daemons(answer),
+        None => live().map(Topology::Own),
+    }
+}
+
+/// Asks the daemon, or gives `None` when there is none and the host is to be read instead.
+pub(crate) fn ask<T>(
+    global: &Global,
+    question: impl AsyncFn(gdrd_client::Client) -> Result<T, ClientError>,
+) -> anyhow::Result<Option<T>> {
+    let asked = host::block_on(async {
+        let client = match host::connect(global).await {
+            Ok(client) => client,
+            Err(error) => return Ok(Err(error)),
+        };
+        Ok(question(client).await)
+    })?;
+    match asked {
+        Ok(answer) => Ok(Some(answer)),
+        // Who names a daemon wants that one.
+        Err(error) if error.is_unreachable() && global.runtime_dir.is_none() => {
+            anstream::eprintln!("note: {error}; reading /sys of this host instead");
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// This host, read by this process.
+pub(crate) fn live() -> anyhow::Result<Snapshot> {
+    read_live(&ReadOptions::default()).context("read this host")
+}
+
+/// A file, a folder, or a built-in profile. What exists in the file system comes first.
+pub(crate) fn own(path: &Path) -> anyhow::Result<Snapshot> {
+    if path.exists() {
+        return Ok(read_input(path, &ReadOptions::default())?);
+    }
+    let name = path.to_string_lossy();
+    profile::builtin(&name).map_err(|_| {
+        let known = profile::builtin_names().join(", ");
+        UsageError(format!("--input {name}: no such file or folder, nor a built-in profile; those are: {known}")).into()
+    })
+}
+
+fn daemons(answer: v1::GetTopologyResponse) -> anyhow::Result<Topology> {
+    let plan = answer.plan.context("the daemon's topology has no plan")?;
+    let plan = plan_of(&plan)?;
+    let mut snapshot = profile::snapshot(&answer.host_profile, None, &ReadOptions::default())
+        .context("read the host profile that the daemon sent; daemon and gdrctl may be of different versions")?;
+    snapshot.generation = answer.generation;
+    snapshot.source = plan.source.clone();
+    Ok(Topology::Daemons(snapshot, plan))
+}
+
+/// The daemon's plan in the form of the contract: both have the same fields.
+fn plan_of(plan: &v1::Plan) -> anyhow::Result<Plan> {
+    let value = json!({
+        "schema": gdrd_topology::plan::contract::SCHEMA,
+        "generation": plan.generation,
+        "source": plan.source.as_ref().map(|source| json!({ "kind": source.kind, "path": source.path })),
+        "gpus": plan.gpus.iter().map(gpu_of).collect::<Vec<_>>(),
+        "nics": plan.nics.iter().map(nic_of).collect::<Vec<_>>(),
+        "nvlink": { "kind": plan.nvlink_kind },
+        "warnings": plan.warnings,
+    });
+    serde_json::from_value(value).context("read the plan that the daemon sent; it may be of another version")
+}
+
+fn gpu_of(gpu: &v1::PlanGpu) -> Value {
+    let nics = gpu.nics.iter().map(|path| {
+        let gdr = path.gdr.as_ref();
+        json!({
+            "name": path.name,
+            "bdf": path.bdf,
+            "level": Some(&path.level).filter(|level| !level.is_empty()),
+            "gbps": path.gbps,
+            "gdr": {
+                "state": gdr.map_or("unknown", |gdr| gdr.state.as_str()),
+                "reason": gdr.map_or("", |gdr| gdr.reason.as_str()),
+            },
+        })
+    });
+    json!({
+        "name": gpu.name,
+        "uuid": gpu.uuid,
+        "bdf": gpu.bdf,
+        "numa": gpu.numa,
+        "assigned": gpu.assigned,
+        "rail": gpu.rail,
+        "reason": gpu.reason,
+        "nics": nics.collect::<Vec<_>>(),
+    })
+}
+
+fn nic_of(nic: &v1::PlanNic) -> Value {
+    let ports = nic.ports.iter().map(|port| {
+        json!({
+            "port_num": port.port_num,
+            "state": port.state,
+            "link_layer": port.link_layer,
+            "rate_gbps": port.rate_gbps,
+        })
+    });
+    json!({
+        "name": nic.name,
+        "bdf": nic.bdf,
+        "numa": nic.numa,
+        "card": nic.card,
+        "rate_gbps": nic.rate_gbps,
+        "ports": ports.collect::<Vec<_>>(),
+        "gpus": nic.gpus,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_built_in_profile_is_an_input_and_an_unknown_name_lists_them() {
+        assert!(!own(Path::new("dgx-a100")).unwrap().host.gpus.is_empty());
+        let error = own(Path::new("no-such-thing")).unwrap_err().to_string();
+        assert!(error.contains("dgx-a100"), "{error}");
+    }
+
+    #[test]
+    fn what_exists_comes_before_a_profile_of_the_same_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dgx-a100");
+        std::fs::write(&path, "no profile").unwrap();
+        assert!(own(&path).is_err());
+    }
+
+    #[test]
+    fn a_plan_of_the_daemon_reads_as_the_contract() {
+        let path = v1::PlanPath { name: "mlx5_0".into(), level: "PIX".into(), gbps: Some(200.0), ..Default::default() };
+        let gpu = v1::PlanGpu {
+            name: "GPU0".into(),
+            bdf: Some("0000:07:00.0".into()),
+            nics: vec![path],
+            ..Default::default()
+        };
+        let source = Some(v1::PlanSource { kind: "profile".into(), path: Some("dgx-a100".into()) });
+        let plan = v1::Plan { generation: 3, source, gpus: vec![gpu], ..Default::default() };
+        let plan = plan_of(&plan).unwrap();
+        assert_eq!(plan.gpus[0].nics[0].gbps, Some(200.0));
+        let json: Value = serde_json::from_str(&plan.to_json()).unwrap();
+        assert_eq!(json["gpus"][0]["nics"][0]["level"], "PIX");
+        assert_eq!(json["source"]["kind"], "profile");
+    }
+}

@@ -1,0 +1,98 @@
+//! The idle daemon: resident memory and wake-ups, as `/proc` shows them.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use anyhow::Context as _;
+use rustix::net::sockopt::socket_peercred;
+
+use super::Figure;
+use crate::args::{Bench, Global};
+use crate::host;
+
+const MOST_RESIDENT_MIB: f64 = 25.0;
+/// Time that the daemon may take to settle after whoever used it last: its threads spin for microseconds.
+const SETTLE: std::time::Duration = std::time::Duration::from_secs(1);
+
+pub(super) fn measure(global: &Global, options: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let client = host::block_on(async { Ok(host::connect(global).await?) })?;
+    let pid = daemon_pid(&client.runtime_dir().grpc_socket())?;
+    // Not one connection of ours is left: the daemon is as idle as it can be.
+    drop(client);
+    std::thread::sleep(SETTLE);
+    let before = wake_ups(pid)?;
+    std::thread::sleep(options.idle);
+    let woken = wake_ups(pid)?.saturating_sub(before);
+    let watched = options.idle.as_secs_f64();
+    Ok(vec![
+        Figure {
+            name: "resident memory of the idle daemon",
+            value: resident_mib(pid)?,
+            unit: "MiB",
+            most: Some(MOST_RESIDENT_MIB),
+            note: format!("VmRSS of /proc/{pid}/status"),
+        },
+        Figure {
+            name: "wake-ups of the idle daemon",
+            value: f64::from(u32::try_from(woken).unwrap_or(u32::MAX)),
+            unit: "",
+            // A rescan every 30 s or more is allowed.
+            most: Some((watched / 30.0).ceil()),
+            note: format!("voluntary context switches of all threads in {watched} s"),
+        },
+    ])
+}
+
+/// The process that listens on the socket, unix(7) SO_PEERCRED.
+fn daemon_pid(socket: &Path) -> anyhow::Result<i32> {
+    let stream = UnixStream::connect(socket).with_context(|| format!("connect to {}", socket.display()))?;
+    Ok(socket_peercred(&stream).context("SO_PEERCRED of the daemon's socket")?.pid.as_raw_nonzero().get())
+}
+
+fn resident_mib(pid: i32) -> anyhow::Result<f64> {
+    let status = read(&format!("/proc/{pid}/status"))?;
+    let kib = field(&status, "VmRSS:").with_context(|| format!("/proc/{pid}/status has no VmRSS"))?;
+    Ok(f64::from(u32::try_from(kib).unwrap_or(u32::MAX)) / 1024.0)
+}
+
+fn wake_ups(pid: i32) -> anyhow::Result<u64> {
+    let tasks = format!("/proc/{pid}/task");
+    let mut sum = 0;
+    for task in std::fs::read_dir(&tasks).with_context(|| format!("list {tasks}"))? {
+        let status = task?.path().join("status");
+        // A thread that has ended makes no wake-ups.
+        if let Ok(text) = std::fs::read_to_string(status) {
+            sum += field(&text, "voluntary_ctxt_switches:").unwrap_or(0);
+        }
+    }
+    Ok(sum)
+}
+
+fn read(path: &str) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("read {path}"))
+}
+
+fn field(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_a_status_file_are_found_by_their_whole_name() {
+        let status = "VmRSS:\t  2048 kB\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t5\n";
+        assert_eq!(field(status, "voluntary_ctxt_switches:"), Some(17));
+        assert_eq!(field(status, "VmRSS:"), Some(2048));
+        assert_eq!(field(status, "RssAnon:"), None);
+    }
+
+    #[test]
+    fn this_process_has_memory_and_wake_ups_to_read() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        assert!(resident_mib(pid).unwrap() > 0.0);
+        assert!(wake_ups(pid).is_ok());
+    }
+}

@@ -1,0 +1,77 @@
+//! Acquire and release of 2 MiB, deregistration, scrub and new registration included, against two empty calls.
+
+use std::time::{Duration, Instant};
+
+use gdrd_client::{AcquireOptions, Client, ClientError, Session};
+
+use super::Figure;
+use super::sample::{median, micros, ratio};
+use crate::args::{Bench, Global};
+use crate::host;
+
+const BUFFER_BYTES: u64 = 2 << 20;
+/// Buffers that are ready when the rounds begin.
+const POOL: usize = 64;
+/// Rounds that are not counted, for both sides.
+const WARM_UP: u32 = 50;
+const MOST: f64 = 1.5;
+
+pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<Vec<Figure>> {
+    let (client, session) = host::open_session(global).await?;
+    fill_pool(&session, options).await?;
+    // The floor is taken on both sides of the rounds, so that a machine that warms up or slows down favours neither.
+    let mut pings = time_pings(&client, options.rounds / 2).await?;
+    let rounds = time_rounds(&session, options).await?;
+    pings.extend(time_pings(&client, options.rounds - options.rounds / 2).await?);
+    let (pings, rounds) = (median(pings), median(rounds));
+    Ok(vec![Figure {
+        name: "acquire + release, of two empty calls",
+        value: ratio(rounds, pings),
+        unit: "×",
+        most: Some(MOST),
+        note: format!(
+            "medians of {} rounds of 2 MiB back to back, {} against {}",
+            options.rounds,
+            micros(rounds),
+            micros(pings)
+        ),
+    }])
+}
+
+/// As many buffers as the pool keeps, acquired at once and released at once.
+async fn fill_pool(session: &Session, options: &Bench) -> Result<(), ClientError> {
+    let mut buffers = Vec::with_capacity(POOL);
+    for _ in 0..POOL {
+        buffers.push(session.acquire(AcquireOptions::on_gpu(&options.from, BUFFER_BYTES)).await?);
+    }
+    for buffer in buffers {
+        buffer.release().await?;
+    }
+    Ok(())
+}
+
+async fn time_rounds(session: &Session, options: &Bench) -> Result<Vec<Duration>, ClientError> {
+    let mut times = Vec::new();
+    for round in 0..WARM_UP + options.rounds {
+        let start = Instant::now();
+        let buffer = session.acquire(AcquireOptions::on_gpu(&options.from, BUFFER_BYTES)).await?;
+        buffer.release().await?;
+        if round >= WARM_UP {
+            times.push(start.elapsed());
+        }
+    }
+    Ok(times)
+}
+
+async fn time_pings(client: &Client, rounds: u32) -> Result<Vec<Duration>, ClientError> {
+    let mut times = Vec::new();
+    for round in 0..WARM_UP + rounds {
+        let start = Instant::now();
+        client.ping().await?;
+        client.ping().await?;
+        if round >= WARM_UP {
+            times.push(start.elapsed());
+        }
+    }
+    Ok(times)
+}

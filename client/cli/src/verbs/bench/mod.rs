@@ -1,0 +1,132 @@
+//! `gdrctl bench`: what gdrd costs, as ratios to floors measured in the same run.
+//!
+//! Absolute times say more about the machine than about gdrd; a ratio of two medians of one run holds on any.
+
+mod bandwidth;
+mod idle;
+mod latency;
+mod lease;
+mod pair;
+pub(crate) mod peer;
+mod plan;
+mod sample;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+use crate::args::{Bench, Global, Measurement};
+use crate::exit::Outcome;
+use crate::host;
+use crate::output::{self, Column};
+
+const ALL: [Measurement; 5] =
+    [Measurement::Lease, Measurement::Latency, Measurement::Bandwidth, Measurement::Plan, Measurement::Idle];
+
+/// One figure with the bound that it is to keep.
+#[derive(Debug, Clone, PartialEq)]
+struct Figure {
+    name: &'static str,
+    value: f64,
+    unit: &'static str,
+    /// Greatest value allowed; `None` for figures that are only shown.
+    most: Option<f64>,
+    note: String,
+}
+
+impl Figure {
+    fn keeps_bound(&self) -> Option<bool> {
+        self.most.map(|most| self.value <= most)
+    }
+}
+
+pub(crate) fn run(global: &Global, options: &Bench) -> anyhow::Result<Outcome> {
+    let wanted = if options.only.is_empty() { &ALL[..] } else { &options.only };
+    let mut figures = Vec::new();
+    // The idle daemon first: nothing of the rest is then still settling.
+    for measurement in ALL.iter().rev().filter(|measurement| wanted.contains(measurement)) {
+        let measured = match measurement {
+            Measurement::Lease => host::block_on(lease::measure(global, options)),
+            Measurement::Latency => host::block_on(latency::measure(global, options)),
+            Measurement::Bandwidth => host::block_on(bandwidth::measure(global, options)),
+            Measurement::Plan => plan::measure(),
+            Measurement::Idle => idle::measure(global, options),
+        };
+        figures.extend(measured.with_context(|| format!("measure {measurement:?}"))?);
+    }
+    let simulated = simulated_host(global)?;
+    output::print(
+        global.format,
+        || as_json(&figures, simulated.as_deref()),
+        || as_text(&figures, simulated.as_deref()),
+    )?;
+    let all_kept = figures.iter().all(|figure| figure.keeps_bound() != Some(false));
+    Ok(if all_kept { Outcome::Done } else { Outcome::Failed })
+}
+
+/// The profile that the daemon simulates, since that is what was measured then.
+fn simulated_host(global: &Global) -> anyhow::Result<Option<String>> {
+    let status = host::block_on(async { Ok(host::connect(global).await?.status().await?) })?;
+    Ok(Some(status.sim_profile).filter(|profile| !profile.is_empty()))
+}
+
+fn as_json(figures: &[Figure], simulated: Option<&str>) -> Value {
+    let figures = figures.iter().map(|figure| {
+        json!({
+            "name": figure.name,
+            "value": figure.value,
+            "unit": figure.unit,
+            "most": figure.most,
+            "kept": figure.keeps_bound(),
+            "note": figure.note,
+        })
+    });
+    json!({ "schema": "gdrd.bench/v1", "simulated": simulated, "figures": figures.collect::<Vec<_>>() })
+}
+
+fn as_text(figures: &[Figure], simulated: Option<&str>) -> String {
+    let rows = figures.iter().map(|figure| {
+        let bound = figure.most.map(|most| format!("{most}")).unwrap_or_default();
+        let kept = match figure.keeps_bound() {
+            Some(true) => "kept",
+            Some(false) => "NOT KEPT",
+            None => "",
+        };
+        let value = format!("{:.2} {}", figure.value, figure.unit);
+        vec![figure.name.to_owned(), value, bound, kept.to_owned(), figure.note.clone()]
+    });
+    let columns = [
+        Column::Left("FIGURE"),
+        Column::Right("VALUE"),
+        Column::Right("AT MOST"),
+        Column::Left(""),
+        Column::Left("HOW"),
+    ];
+    let host = match simulated {
+        Some(profile) => format!("measured on the simulated host {profile}: no hardware was involved\n"),
+        None => String::new(),
+    };
+    host + &output::table(&columns, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(value: f64, most: Option<f64>) -> Figure {
+        Figure { name: "x", value, unit: "×", most, note: String::new() }
+    }
+
+    #[test]
+    fn bounds_are_kept_broken_or_absent() {
+        assert_eq!(figure(1.5, Some(1.5)).keeps_bound(), Some(true));
+        assert_eq!(figure(1.6, Some(1.5)).keeps_bound(), Some(false));
+        assert_eq!(figure(1.6, None).keeps_bound(), None);
+    }
+
+    #[test]
+    fn a_simulated_host_is_named_in_both_forms() {
+        assert!(as_text(&[figure(1.0, None)], Some("dgx-a100")).contains("simulated host dgx-a100"));
+        assert_eq!(as_json(&[], Some("dgx-a100"))["simulated"], "dgx-a100");
+        assert_eq!(as_json(&[], None)["simulated"], Value::Null);
+    }
+}

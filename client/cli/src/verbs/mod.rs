@@ -1,0 +1,13 @@
+//! One file a verb. Each gets what was typed, prints, and says how the run ends.
+
+pub(crate) mod bench;
+pub(crate) mod buffers;
+pub(crate) mod completions;
+pub(crate) mod explain;
+pub(crate) mod man;
+pub(crate) mod place;
+pub(crate) mod plan;
+pub(crate) mod queue_pairs;
+pub(crate) mod stats;
+pub(crate) mod status;
+pub(crate) mod topo;

@@ -1,0 +1,125 @@
+//! `gdrctl plan`: which NICs each GPU should use, as `gdrd.plan/v1` or as a table.
+
+use anstyle::{AnsiColor, Style};
+use gdrd_topology::level::Level;
+use gdrd_topology::plan::contract::{GpuPlan, Plan};
+use gdrd_topology::plan::{NicFilter, PlanOptions, plan};
+
+use crate::args::{self, Format, Global, Pairing};
+use crate::exit::{Outcome, UsageError};
+use crate::output::{self, Column};
+use crate::source::{self, Topology};
+
+pub(crate) fn run(global: &Global, options: &args::Plan) -> anyhow::Result<Outcome> {
+    let wishes = wishes(&options.pairing)?;
+    let made = match (source::topology(global, &options.input)?, wishes) {
+        (Topology::Daemons(_, plan), None) => plan,
+        // What the daemon does not do can still be seen: its host, planned with the wishes.
+        (Topology::Daemons(snapshot, _) | Topology::Own(snapshot), wishes) => {
+            plan(&snapshot, &wishes.unwrap_or_default())
+        }
+    };
+    match global.format {
+        Format::Json => output::write(&made.to_json())?,
+        Format::Text => output::write(&as_text(&made))?,
+    }
+    Ok(Outcome::Done)
+}
+
+/// What the options ask of the pairing, if anything.
+fn wishes(pairing: &Pairing) -> Result<Option<PlanOptions>, UsageError> {
+    if pairing.nics.is_none() && pairing.max_level.is_none() {
+        return Ok(None);
+    }
+    let mut wishes = PlanOptions::default();
+    if let Some(text) = &pairing.nics {
+        let filter: NicFilter = text.parse().map_err(|error| UsageError(format!("--nics: {error}")))?;
+        wishes.filter = Some(filter);
+    }
+    if let Some(text) = &pairing.max_level {
+        wishes.max_level = level(text)?;
+    }
+    Ok(Some(wishes))
+}
+
+fn level(text: &str) -> Result<Level, UsageError> {
+    match text.to_ascii_uppercase().as_str() {
+        "PIX" => Ok(Level::Pix),
+        "PXB" => Ok(Level::Pxb),
+        "PHB" => Ok(Level::Phb),
+        "NODE" => Ok(Level::Node),
+        "SYS" => Ok(Level::Sys),
+        _ => Err(UsageError(format!("--max-level {text}: not one of PIX, PXB, PHB, NODE, SYS"))),
+    }
+}
+
+fn as_text(plan: &Plan) -> String {
+    let columns = [
+        Column::Left("GPU"),
+        Column::Left("BDF"),
+        Column::Right("NUMA"),
+        Column::Left("NICS"),
+        Column::Left("LEVEL"),
+        Column::Right("GBIT/S"),
+        Column::Left("WHY"),
+    ];
+    let mut text = match plan.gpus.as_slice() {
+        [] => "no GPU was found\n".to_owned(),
+        gpus => output::table(&columns, gpus.iter().map(row)),
+    };
+    let yellow = Style::new().fg_color(Some(AnsiColor::Yellow.into()));
+    for warning in &plan.warnings {
+        text += &format!("{yellow}warning{yellow:#}: {warning}\n");
+    }
+    text
+}
+
+fn row(gpu: &GpuPlan) -> Vec<String> {
+    let unknown = || "-".to_owned();
+    let nearest = gpu.assigned.first().and_then(|name| gpu.nics.iter().find(|nic| nic.name == *name));
+    let assigned = if gpu.assigned.is_empty() { unknown() } else { gpu.assigned.join(",") };
+    vec![
+        gpu.name.clone(),
+        gpu.bdf.map_or_else(unknown, |bdf| bdf.to_string()),
+        gpu.numa.map_or_else(unknown, |numa| numa.to_string()),
+        assigned,
+        nearest.and_then(|nic| nic.level).map_or_else(unknown, |level| level.to_string()),
+        nearest.and_then(|nic| nic.gbps).map_or_else(unknown, |gbps| gbps.to_string()),
+        gpu.reason.clone(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn dgx(nics: Option<&str>, max_level: Option<&str>) -> Plan {
+        let pairing = Pairing { nics: nics.map(Into::into), max_level: max_level.map(Into::into) };
+        let wishes = wishes(&pairing).unwrap().unwrap_or_default();
+        plan(&source::own(Path::new("dgx-a100")).unwrap(), &wishes)
+    }
+
+    #[test]
+    fn every_gpu_has_a_row_and_a_nic() {
+        let text = as_text(&dgx(None, None));
+        assert!((0..8).all(|gpu| text.contains(&format!("GPU{gpu} "))), "{text}");
+    }
+
+    #[test]
+    fn a_filter_takes_nics_away() {
+        let all = dgx(None, None);
+        let first = all.gpus[0].assigned[0].clone();
+        let without = dgx(Some(&format!("^={first}")), None);
+        assert!(without.gpus.iter().all(|gpu| !gpu.assigned.contains(&first)));
+    }
+
+    #[test]
+    fn a_wrong_level_or_filter_is_a_usage_error() {
+        for (nics, max_level) in [(None, Some("NVL")), (Some(""), None)] {
+            let pairing = Pairing { nics: nics.map(Into::into), max_level: max_level.map(Into::into) };
+            assert!(wishes(&pairing).is_err());
+        }
+        assert!(matches!(level("pxb"), Ok(Level::Pxb)));
+    }
+}
