@@ -2,7 +2,7 @@
 
 use crate::abi;
 
-/// Deepest send or receive queue; bounds the segment to about 5 MiB.
+/// Deepest send or receive queue; bounds the segment to 2.5 MiB and a page.
 pub const MAX_DEPTH: u32 = 8192;
 
 /// A geometry outside of the allowed range. The caller's fault.

@@ -67,6 +67,26 @@ fn flags_arrive_and_those_without_meaning_are_refused_at_once() {
 }
 
 #[test]
+fn a_malformed_entry_is_refused_with_its_reason() {
+    let well_formed: abi::SubmissionEntry = zerocopy::transmute!(signaled(1).encode().unwrap());
+    let reason_of = |change: fn(&mut abi::SubmissionEntry)| {
+        let mut entry = well_formed;
+        change(&mut entry);
+        Submission::decode(zerocopy::transmute!(entry)).unwrap_err()
+    };
+    assert_eq!(reason_of(|entry| entry.reserved0 = 1), Refusal::Reserved);
+    assert_eq!(reason_of(|entry| entry.reserved1 = 1), Refusal::Reserved);
+    assert_eq!(reason_of(|entry| entry.opcode = 0), Refusal::Opcode(0));
+    assert_eq!(reason_of(|entry| entry.opcode = 10), Refusal::Opcode(10));
+    assert_eq!(reason_of(|entry| entry.flags = 0x10), Refusal::Flags { opcode: abi::OP_WRITE, flags: 0x10 });
+    assert_eq!(reason_of(|entry| (entry.flags, entry.len_bytes) = (abi::FLAG_INLINE, 57)), Refusal::InlineLength(57));
+    assert_eq!(
+        reason_of(|entry| (entry.opcode, entry.len_bytes) = (abi::OP_COMPARE_SWAP, 9)),
+        Refusal::AtomicLength(9)
+    );
+}
+
+#[test]
 fn inline_payload_fits_up_to_its_bound() {
     let longest = [7; INLINE_MAX_BYTES];
     assert_eq!(InlineData::new(&longest).unwrap().as_slice(), longest);
@@ -266,10 +286,10 @@ fn a_closed_ring_gives_what_was_published_and_then_says_so() {
         broker.complete(&Completion { status, ..success(&submission) }).unwrap();
     }
     broker.close().unwrap();
-    assert_eq!(client.wait(None).unwrap().unwrap().status, Status::Success);
+    assert_eq!(client.wait(PATIENCE).unwrap().unwrap().status, Status::Success);
     assert_eq!(client.submit(&signaled(3)), Err(SubmitError::Closed));
-    assert_eq!(client.wait(None).unwrap().unwrap().status, Status::WrFlushErr);
-    assert_eq!(client.wait(None), Err(RingError::Closed));
+    assert_eq!(client.wait(PATIENCE).unwrap().unwrap().status, Status::WrFlushErr);
+    assert_eq!(client.wait(PATIENCE), Err(RingError::Closed));
 }
 
 #[test]

@@ -289,6 +289,7 @@ impl Segment {
     /// # Errors
     /// [`ShmError::OutOfRange`], [`ShmError::Misaligned`]; [`ShmError::ReadOnly`] since a store
     /// through it would fault, use [`Segment::load_u32`].
+    #[inline]
     pub fn atomic_u32(&self, offset: u64) -> Result<&AtomicU32, ShmError> {
         self.check_aligned(offset, 4)?;
         let word = self.pointer_mut(offset, 4)?.cast::<u32>();
@@ -302,6 +303,7 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::atomic_u32`].
+    #[inline]
     pub fn atomic_u64(&self, offset: u64) -> Result<&AtomicU64, ShmError> {
         self.check_aligned(offset, 8)?;
         let word = self.pointer_mut(offset, 8)?.cast::<u64>();
@@ -313,6 +315,7 @@ impl Segment {
     ///
     /// # Errors
     /// [`ShmError::OutOfRange`], [`ShmError::Misaligned`].
+    #[inline]
     pub fn load_u32(&self, offset: u64) -> Result<u32, ShmError> {
         self.check_aligned(offset, 4)?;
         let word = self.pointer(offset, 4)?.cast_mut().cast::<u32>();
@@ -328,6 +331,7 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::load_u32`].
+    #[inline]
     pub fn load_u64(&self, offset: u64) -> Result<u64, ShmError> {
         self.check_aligned(offset, 8)?;
         let word = self.pointer(offset, 8)?.cast_mut().cast::<u64>();
@@ -342,6 +346,7 @@ impl Segment {
     ///
     /// # Errors
     /// [`ShmError::OutOfRange`].
+    #[inline]
     pub fn check_range(&self, offset: u64, len_bytes: u64) -> Result<(), ShmError> {
         let segment_len_bytes = self.len_bytes();
         match offset.checked_add(len_bytes) {
@@ -351,12 +356,14 @@ impl Segment {
     }
 
     /// The start of a range that lies in the mapping.
+    #[inline]
     pub(crate) fn pointer(&self, offset: u64, len_bytes: u64) -> Result<*const u8, ShmError> {
         self.check_range(offset, len_bytes)?;
         Ok(self.base.as_ptr().wrapping_add(usize_of(offset)).cast_const())
     }
 
     /// The start of a range that lies in the mapping, which is writable.
+    #[inline]
     pub(crate) fn pointer_mut(&self, offset: u64, len_bytes: u64) -> Result<*mut u8, ShmError> {
         if self.access == Access::ReadOnly {
             return Err(ShmError::ReadOnly);
@@ -364,6 +371,7 @@ impl Segment {
         Ok(self.pointer(offset, len_bytes)?.cast_mut())
     }
 
+    #[inline]
     pub(crate) fn check_aligned(&self, offset: u64, align_bytes: u64) -> Result<(), ShmError> {
         match offset.is_multiple_of(align_bytes) {
             true => Ok(()),

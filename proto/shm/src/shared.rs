@@ -30,6 +30,7 @@ macro_rules! shared_word {
         impl Deref for $name {
             type Target = $atomic;
 
+            #[inline]
             fn deref(&self) -> &$atomic {
                 // SAFETY: made from a valid reference into the mapping, which lives as long as the
                 // segment that this handle keeps; atomics allow shared mutation.
