@@ -11,7 +11,7 @@ use gdrd_hal::{CompletionQueue, CqId, HcaError, WorkCompletion};
 use crate::event_fd;
 use crate::fault::{Call, Effect};
 use crate::hca::HcaCore;
-use crate::queue_pair::QueuePairCore;
+use crate::queue_pair::{Credits, QueuePairCore};
 use crate::sync::lock;
 use crate::timer::Due;
 
@@ -28,7 +28,8 @@ pub(crate) enum Frees {
 /// A completion on its way to the poller.
 pub(crate) struct Entry {
     pub(crate) completion: WorkCompletion,
-    pub(crate) queue_pair: Arc<QueuePairCore>,
+    /// The queue pair's place in the list of users.
+    pub(crate) slot: usize,
     pub(crate) frees: Frees,
 }
 
@@ -49,7 +50,13 @@ struct State {
     armed: bool,
     signalled: bool,
     health: Health,
-    users: Vec<Weak<QueuePairCore>>,
+    /// Queue pairs that report here. Places are taken again once their queue pair is forgotten.
+    users: Vec<Option<User>>,
+}
+
+struct User {
+    credits: Arc<Credits>,
+    queue_pair: Weak<QueuePairCore>,
 }
 
 /// A completion queue as queue pairs see it.
@@ -78,10 +85,27 @@ impl CqCore {
         Ok(Self { id, hca, depth, interest: AtomicUsize::new(0), state: Mutex::new(state), event: event_fd::new()? })
     }
 
-    pub(crate) fn attach(&self, queue_pair: Weak<QueuePairCore>) {
+    /// Takes a place for a queue pair that is about to be made.
+    pub(crate) fn reserve(&self, credits: Arc<Credits>) -> usize {
         let mut state = lock(&self.state);
-        state.users.retain(|user| user.strong_count() > 0);
-        state.users.push(queue_pair);
+        let user = Some(User { credits, queue_pair: Weak::new() });
+        match state.users.iter().position(Option::is_none) {
+            Some(slot) => {
+                state.users[slot] = user;
+                slot
+            }
+            None => {
+                state.users.push(user);
+                state.users.len() - 1
+            }
+        }
+    }
+
+    /// Names the queue pair of a reserved place, so that an overrun reaches it.
+    pub(crate) fn attach(&self, slot: usize, queue_pair: Weak<QueuePairCore>) {
+        if let Some(Some(user)) = lock(&self.state).users.get_mut(slot) {
+            user.queue_pair = queue_pair;
+        }
     }
 
     /// Takes a completion, or overruns. May be called with work queue locks held: it takes none.
@@ -149,9 +173,9 @@ impl CqCore {
         state.health = Health::Overrun;
         state.ready.clear();
         state.delayed.clear();
-        for user in &state.users {
-            if let Some(user) = user.upgrade() {
-                user.die_of_completion_queue();
+        for user in state.users.iter().flatten() {
+            if let Some(queue_pair) = user.queue_pair.upgrade() {
+                queue_pair.die_of_completion_queue();
             }
         }
         self.signal(state);
@@ -196,11 +220,13 @@ impl CqCore {
         let mut state = lock(&self.state);
         self.check(&state)?;
         self.release_delayed(&mut state);
-        let mut count = 0;
-        for (slot, entry) in out.iter_mut().zip(std::iter::from_fn(|| state.ready.pop_front())) {
-            entry.queue_pair.give_back(entry.frees);
-            *slot = entry.completion;
-            count += 1;
+        let State { ready, users, .. } = &mut *state;
+        let count = ready.len().min(out.len());
+        for (to, entry) in out.iter_mut().zip(ready.drain(..count)) {
+            if let Some(Some(user)) = users.get(entry.slot) {
+                user.credits.give_back(entry.frees);
+            }
+            *to = entry.completion;
         }
         self.publish_interest(&state);
         Ok(count)
@@ -218,11 +244,13 @@ impl CqCore {
 
     /// Forgets what a destroyed queue pair left behind, as `mlx5_cq_clean` does: nobody may poll a completion
     /// of a queue pair that is no more.
-    pub(crate) fn forget(&self, queue_pair: &QueuePairCore) {
-        let is_other = |entry: &Entry| !std::ptr::eq(Arc::as_ptr(&entry.queue_pair), queue_pair);
+    pub(crate) fn forget(&self, slot: usize) {
         let mut state = lock(&self.state);
-        state.ready.retain(is_other);
-        state.delayed.retain(|(_, entry)| is_other(entry));
+        state.ready.retain(|entry| entry.slot != slot);
+        state.delayed.retain(|(_, entry)| entry.slot != slot);
+        if let Some(user) = state.users.get_mut(slot) {
+            *user = None;
+        }
         self.publish_interest(&state);
     }
 

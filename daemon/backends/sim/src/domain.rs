@@ -41,7 +41,7 @@ impl ProtectionDomain for Domain {
             segment: range.segment,
         };
         let region = self.hca.keys.insert(seed).ok_or_else(|| self.hca.exhausted(CALL, "memory regions"))?;
-        Ok(Box::new(RegionHandle { hca: Arc::clone(&self.hca), region }))
+        Ok(Box::new(RegionHandle::new(Arc::clone(&self.hca), region)))
     }
 
     fn create_queue_pair(&self, cq: CqId, config: &QueuePairConfig) -> Result<QueuePairParts, HcaError> {

@@ -83,7 +83,7 @@ pub(crate) struct HcaCore {
     gone: AtomicBool,
     events: Mutex<VecDeque<HcaEvent>>,
     event: OwnedFd,
-    /// Work requests executed.
+    /// Work requests executed while a script waited for some.
     ops: AtomicU64,
     /// `ops` at which the next of `op_faults` happens.
     next_op_fault: AtomicU64,
@@ -219,14 +219,17 @@ impl HcaCore {
         self.next_op_fault.store(next.unwrap_or(u64::MAX), Ordering::Release);
     }
 
-    /// Counts an executed work request.
+    /// Counts an executed work request, while a script waits for one.
     pub(crate) fn count_op(&self) {
-        self.ops.fetch_add(1, Ordering::AcqRel);
+        if self.next_op_fault.load(Ordering::Acquire) != u64::MAX {
+            self.ops.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// Makes the scripted events happen that are due before the next work request; true when waiting work may go on.
     pub(crate) fn fire_due_faults(&self) -> bool {
-        if self.ops.load(Ordering::Acquire) < self.next_op_fault.load(Ordering::Acquire) {
+        let next = self.next_op_fault.load(Ordering::Acquire);
+        if next == u64::MAX || self.ops.load(Ordering::Acquire) < next {
             return false;
         }
         let due: Vec<_> = {

@@ -1,52 +1,47 @@
 //! Memory regions: a mapped range, its keys and rights, and the wait that makes deregistration final.
+//!
+//! An operation holds the region by a strong reference while it copies. Deregistration forbids new ones and
+//! waits for the last reference to go, so that nothing reaches the memory once it returns.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use gdrd_hal::{Access, HcaError, MemoryRegion};
 use gdrd_shm::Segment;
 
 use crate::fault::Call;
 use crate::hca::HcaCore;
+use crate::keys::{KeyKind, KeyTable};
 use crate::sync::lock;
 
-/// Set in [`Pins::count`] once the region is deregistered.
-const DEAD: u32 = 1 << 31;
-
-/// Operations that reach a region right now. Pinning never blocks; ending waits for the last one.
+/// Tells the deregistering thread that the last operation has let go of a region.
 #[derive(Debug, Default)]
-struct Pins {
-    count: AtomicU32,
-    gate: Mutex<()>,
-    idle: Condvar,
+struct Farewell {
+    gone: Mutex<bool>,
+    changed: Condvar,
 }
 
-impl Pins {
-    fn pin(&self) -> bool {
-        // Acquire pairs with the release of `end`: who still sees a live region may use it.
-        let alive = self.count.fetch_add(1, Ordering::Acquire) & DEAD == 0;
-        if !alive {
-            self.unpin();
-        }
-        alive
+impl Farewell {
+    fn say(&self) {
+        *lock(&self.gone) = true;
+        self.changed.notify_all();
     }
 
-    fn unpin(&self) {
-        // Release: the copy made under this pin happens before `end` returns.
-        if self.count.fetch_sub(1, Ordering::Release) == DEAD | 1 {
-            let _gate = lock(&self.gate);
-            self.idle.notify_all();
+    fn wait(&self) {
+        let mut gone = lock(&self.gone);
+        while !*gone {
+            gone = self.changed.wait(gone).unwrap_or_else(PoisonError::into_inner);
         }
     }
+}
 
-    /// From the return on, no operation reaches the region. Waits as long as the longest copy in flight.
-    fn end(&self) {
-        self.count.fetch_or(DEAD, Ordering::AcqRel);
-        let mut gate = lock(&self.gate);
-        while self.count.load(Ordering::Acquire) != DEAD {
-            gate = self.idle.wait(gate).unwrap_or_else(std::sync::PoisonError::into_inner);
-        }
+#[derive(Debug, Default)]
+struct SaidAtTheEnd(Arc<Farewell>);
+
+impl Drop for SaidAtTheEnd {
+    fn drop(&mut self) {
+        self.0.say();
     }
 }
 
@@ -61,7 +56,10 @@ pub(crate) struct Region {
     /// Where the range starts in `segment`.
     pub(crate) offset: u64,
     pub(crate) segment: Segment,
-    pins: Pins,
+    /// Set once deregistration has begun: no new operation may start.
+    ended: AtomicBool,
+    /// The last field: it is said when the segment is unmapped.
+    farewell: SaidAtTheEnd,
 }
 
 /// What a region is made from; the table adds the keys.
@@ -77,12 +75,23 @@ pub(crate) struct RegionSeed {
 impl Region {
     pub(crate) fn new(seed: RegionSeed, lkey: u32, rkey: u32) -> Self {
         let RegionSeed { pd_id, iova, len_bytes, access, offset, segment } = seed;
-        Self { lkey, rkey, pd_id, iova, len_bytes, access, offset, segment, pins: Pins::default() }
+        Self {
+            lkey,
+            rkey,
+            pd_id,
+            iova,
+            len_bytes,
+            access,
+            offset,
+            segment,
+            ended: AtomicBool::new(false),
+            farewell: SaidAtTheEnd::default(),
+        }
     }
 
-    /// Holds off deregistration; `None` once it has begun.
-    pub(crate) fn pin(self: Arc<Self>) -> Option<Pinned> {
-        self.pins.pin().then_some(Pinned(self))
+    /// Whether an operation that holds the region may still use it.
+    pub(crate) fn is_live(&self) -> bool {
+        !self.ended.load(Ordering::Acquire)
     }
 
     /// Offset in the segment of `len_bytes` at wire address `addr`, if the region covers them all.
@@ -93,55 +102,78 @@ impl Region {
     }
 }
 
-/// A region that cannot be deregistered while this lives.
-pub(crate) struct Pinned(Arc<Region>);
-
-impl std::ops::Deref for Pinned {
-    type Target = Region;
-
-    fn deref(&self) -> &Region {
-        &self.0
-    }
+/// The last region that a queue side used, so that most requests need no look into the table. It does not keep
+/// the region: deregistration waits for strong references only.
+#[derive(Debug, Default)]
+pub(crate) struct RegionCache {
+    key: u32,
+    region: Weak<Region>,
 }
 
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        self.0.pins.unpin();
+impl RegionCache {
+    /// The region that `key` names. While the caller holds it, it cannot be deregistered.
+    pub(crate) fn find(&mut self, table: &KeyTable, kind: KeyKind, key: u32) -> Option<Arc<Region>> {
+        let cached = if self.key == key { self.region.upgrade() } else { None };
+        if let Some(region) = cached.filter(|region| region.is_live()) {
+            return Some(region);
+        }
+        let region = table.find(kind, key).filter(|region| region.is_live())?;
+        *self = Self { key, region: Arc::downgrade(&region) };
+        Some(region)
     }
 }
 
 /// The owner's handle of a region; deregisters on drop.
 pub(crate) struct RegionHandle {
-    pub(crate) hca: Arc<HcaCore>,
-    pub(crate) region: Arc<Region>,
+    hca: Arc<HcaCore>,
+    /// Taken by the drop alone.
+    region: Option<Arc<Region>>,
+    facts: RegionFacts,
+}
+
+/// What the owner may ask.
+#[derive(Clone, Copy)]
+struct RegionFacts {
+    lkey: u32,
+    rkey: u32,
+    iova: u64,
+    len_bytes: u64,
+    access: Access,
+}
+
+impl RegionHandle {
+    pub(crate) fn new(hca: Arc<HcaCore>, region: Arc<Region>) -> Self {
+        let Region { lkey, rkey, iova, len_bytes, access, .. } = *region;
+        Self { hca, region: Some(region), facts: RegionFacts { lkey, rkey, iova, len_bytes, access } }
+    }
 }
 
 impl fmt::Debug for RegionHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Keys are capabilities and stay out of logs.
-        f.debug_struct("RegionHandle").field("len_bytes", &self.region.len_bytes).finish_non_exhaustive()
+        f.debug_struct("RegionHandle").field("len_bytes", &self.facts.len_bytes).finish_non_exhaustive()
     }
 }
 
 impl MemoryRegion for RegionHandle {
     fn lkey(&self) -> u32 {
-        self.region.lkey
+        self.facts.lkey
     }
 
     fn rkey(&self) -> u32 {
-        self.region.rkey
+        self.facts.rkey
     }
 
     fn iova(&self) -> u64 {
-        self.region.iova
+        self.facts.iova
     }
 
     fn len_bytes(&self) -> u64 {
-        self.region.len_bytes
+        self.facts.len_bytes
     }
 
     fn access(&self) -> Access {
-        self.region.access
+        self.facts.access
     }
 
     fn deregister(self: Box<Self>) -> Result<(), HcaError> {
@@ -151,28 +183,13 @@ impl MemoryRegion for RegionHandle {
 }
 
 impl Drop for RegionHandle {
+    /// Ends the region. From the return on, no operation reaches it; waits as long as the longest copy in flight.
     fn drop(&mut self) {
-        self.hca.keys.remove(&self.region);
-        self.region.pins.end();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ending_waits_for_the_last_pin_and_refuses_later_ones() {
-        let pins = Arc::new(Pins::default());
-        assert!(pins.pin());
-        let ender = Arc::clone(&pins);
-        let ended = std::thread::spawn(move || ender.end());
-        while pins.count.load(Ordering::Acquire) & DEAD == 0 {
-            std::thread::yield_now();
-        }
-        assert!(!pins.pin(), "a region that is going takes no new operation");
-        assert!(!ended.is_finished(), "the first operation is still in it");
-        pins.unpin();
-        ended.join().expect("the ending thread does not panic");
+        let Some(region) = self.region.take() else { return };
+        region.ended.store(true, Ordering::Release);
+        self.hca.keys.remove(&region);
+        let farewell = Arc::clone(&region.farewell.0);
+        drop(region);
+        farewell.wait();
     }
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use gdrd_hal::{Access, LocalSpan, Opcode, QueuePairType, WorkRequest, WorkStatus};
 use gdrd_shm::Segment;
 
+use super::respond::{ATOMIC_BYTES, Asked};
 use super::{Aftermath, Connection, QueuePairCore, Reason, SendSide};
 use crate::keys::KeyKind;
-use crate::region::Pinned;
+use crate::region::{Region, RegionCache};
 
 /// What came of a try.
 pub(super) enum Attempt {
@@ -25,7 +26,7 @@ impl Attempt {
 
 /// A range of a region that passed all checks. The region cannot go while this lives.
 pub(super) struct Place {
-    region: Pinned,
+    region: Arc<Region>,
     pub(super) offset: u64,
 }
 
@@ -56,23 +57,26 @@ impl Payload<'_> {
 
 impl QueuePairCore {
     /// Local memory of a request. Local keys need no right to be read and `local_write` to be written.
-    pub(super) fn local_place(&self, span: LocalSpan, writes: bool) -> Result<Place, WorkStatus> {
+    pub(super) fn local_place(
+        &self,
+        cache: &mut RegionCache,
+        span: LocalSpan,
+        writes: bool,
+    ) -> Result<Place, WorkStatus> {
         let right = |access: &Access| !writes || access.local_write;
-        let place = self.place(KeyKind::Local, span.lkey, span.addr, span.len_bytes, right);
+        let region = cache.find(&self.hca.keys, KeyKind::Local, span.lkey);
+        let place = region.and_then(|region| self.place_in(region, span.addr, span.len_bytes, right));
         place.ok_or(WorkStatus::LocalProtection)
     }
 
-    /// Memory that a peer names by rkey, if our domain, the range and the right allow it.
-    pub(super) fn place(
+    /// A range of a region, if our domain, the range and the right allow it.
+    pub(super) fn place_in(
         &self,
-        kind: KeyKind,
-        key: u32,
+        region: Arc<Region>,
         addr: u64,
         len_bytes: u32,
         right: impl Fn(&Access) -> bool,
     ) -> Option<Place> {
-        let region = self.hca.keys.find(kind, key)?;
-        let region = region.pin()?;
         if region.pd_id != self.pd_id || !right(&region.access) {
             return None;
         }
@@ -80,7 +84,11 @@ impl QueuePairCore {
         Some(Place { region, offset })
     }
 
-    pub(super) fn payload<'a>(&self, request: &'a WorkRequest) -> Result<(Payload<'a>, u32), WorkStatus> {
+    pub(super) fn payload<'a>(
+        &self,
+        cache: &mut RegionCache,
+        request: &'a WorkRequest,
+    ) -> Result<(Payload<'a>, u32), WorkStatus> {
         let inline = usize::from(request.inline_len);
         if inline > 0 {
             return Ok((Payload::Inline(&request.inline[..inline]), u32::from(request.inline_len)));
@@ -91,7 +99,7 @@ impl QueuePairCore {
         }
         match len_bytes {
             0 => Ok((Payload::Nothing, 0)),
-            _ => Ok((Payload::Memory(self.local_place(request.local, false)?), len_bytes)),
+            _ => Ok((Payload::Memory(self.local_place(cache, request.local, false)?), len_bytes)),
         }
     }
 
@@ -105,7 +113,7 @@ impl QueuePairCore {
         after.kick |= self.hca.fire_due_faults();
         let Some(connection) = self.connection.get() else { return Attempt::Wait(Reason::NoAnswer) };
         if self.config.qp_type == QueuePairType::Ud {
-            return self.attempt_datagram(connection, request);
+            return self.attempt_datagram(send, connection, request);
         }
         match request.opcode {
             Opcode::Read | Opcode::Flush => self.attempt_read(send, connection, request, after),
@@ -114,7 +122,7 @@ impl QueuePairCore {
         }
     }
 
-    /// The other end, while packets pass both ways and it takes ours.
+    /// The other end, while packets pass both ways and it takes ours. Taken out of the cache, to be put back.
     fn reach(self: &Arc<Self>, send: &mut SendSide, connection: &Connection) -> Option<Arc<Self>> {
         let hca = connection.hca.as_ref()?;
         let local_port = self.hca.port(self.config.port_num)?;
@@ -122,11 +130,9 @@ impl QueuePairCore {
         if hca.is_gone() || !local_port.passes(connection.local_epoch) || !remote_port.passes(connection.remote_epoch) {
             return None;
         }
-        if send.peer.as_ref().is_none_or(|peer| peer.state().is_none()) {
-            send.peer = hca.find_queue_pair(connection.remote.qp_num);
-        }
-        let peer = send.peer.as_ref()?;
-        peer.takes_from(self, connection).then(|| Arc::clone(peer))
+        let cached = send.peer.take().filter(|peer| peer.state().is_some());
+        let peer = cached.or_else(|| hca.find_queue_pair(connection.remote.qp_num))?;
+        peer.takes_from(self, connection).then_some(peer)
     }
 
     /// Whether we, as responder, are connected to `requester` and agree on its sequence numbers.
@@ -147,15 +153,18 @@ impl QueuePairCore {
         request: &WorkRequest,
         after: &mut Aftermath,
     ) -> Attempt {
-        let (payload, len_bytes) = match self.payload(request) {
+        let (payload, len_bytes) = match self.payload(&mut send.local, request) {
             Ok(payload) => payload,
             Err(status) => return Attempt::failed(status),
         };
         let Some(peer) = self.reach(send, connection) else { return Attempt::Wait(Reason::NoAnswer) };
-        match request.opcode {
-            Opcode::Write => Attempt::Done(peer.take_write(request, &payload, len_bytes, after)),
-            _ => peer.take_message(self, request, &payload, len_bytes, after),
-        }
+        let asked = Asked { request, len_bytes };
+        let attempt = match request.opcode {
+            Opcode::Write => Attempt::Done(peer.take_write(asked, &payload, &mut send.remote, after)),
+            _ => peer.take_message(self, asked, &payload, &mut send.remote, after),
+        };
+        send.peer = Some(peer);
+        attempt
     }
 
     fn attempt_read(
@@ -170,18 +179,17 @@ impl QueuePairCore {
             return Attempt::failed(WorkStatus::LocalLength);
         }
         let Some(peer) = self.reach(send, connection) else { return Attempt::Wait(Reason::NoAnswer) };
-        if len_bytes == 0 && request.opcode == Opcode::Read {
-            return Attempt::Done(Ok(0));
-        }
-        // A flush of no bytes would read nothing and so prove nothing.
-        let result = match len_bytes {
-            0 => Err(WorkStatus::LocalLength),
-            _ => peer.take_read(request, after).and_then(|from| {
-                let to = self.local_place(request.local, true)?;
+        let result = match (len_bytes, request.opcode) {
+            (0, Opcode::Read) => Ok(0),
+            // A flush of no bytes would read nothing and so prove nothing.
+            (0, _) => Err(WorkStatus::LocalLength),
+            _ => peer.take_read(Asked { request, len_bytes }, &mut send.remote, after).and_then(|from| {
+                let to = self.local_place(&mut send.local, request.local, true)?;
                 let copied = from.segment().copy_to(from.offset, to.segment(), to.offset, u64::from(len_bytes));
                 copied.map(|()| len_bytes).map_err(|_| WorkStatus::LocalProtection)
             }),
         };
+        send.peer = Some(peer);
         Attempt::Done(result)
     }
 
@@ -192,16 +200,19 @@ impl QueuePairCore {
         request: &WorkRequest,
         after: &mut Aftermath,
     ) -> Attempt {
-        if request.local.len_bytes != super::respond::ATOMIC_BYTES {
+        let len_bytes = ATOMIC_BYTES;
+        if request.local.len_bytes != len_bytes {
             return Attempt::failed(WorkStatus::LocalLength);
         }
         let Some(peer) = self.reach(send, connection) else { return Attempt::Wait(Reason::NoAnswer) };
         // The peer's memory changes even if the old value finds no place here: the answer comes after the deed.
-        let result = peer.take_atomic(request, after).and_then(|old| {
-            let to = self.local_place(request.local, true)?;
+        let old = peer.take_atomic(Asked { request, len_bytes }, &mut send.remote, after);
+        let result = old.and_then(|old| {
+            let to = self.local_place(&mut send.local, request.local, true)?;
             let stored = to.segment().write_from(to.offset, &old.to_ne_bytes());
-            stored.map(|()| super::respond::ATOMIC_BYTES).map_err(|_| WorkStatus::LocalProtection)
+            stored.map(|()| len_bytes).map_err(|_| WorkStatus::LocalProtection)
         });
+        send.peer = Some(peer);
         Attempt::Done(result)
     }
 }

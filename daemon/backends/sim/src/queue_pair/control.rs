@@ -1,6 +1,6 @@
 //! Creation, state changes, connection and end of queue pairs.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use gdrd_hal::{
@@ -9,8 +9,7 @@ use gdrd_hal::{
 };
 use rustix::io::Errno;
 
-use super::{Connection, DESTROYED, QueuePairCore, ReceiveSide, SendSide, state_number};
-use crate::completion::CqCore;
+use super::{Connection, Credits, DESTROYED, QueuePairCore, ReceiveSide, SendSide, state_number};
 use crate::fault::Call;
 use crate::hca::{HcaCore, Port};
 use crate::sync::lock;
@@ -33,28 +32,29 @@ pub(crate) fn create(
 ) -> Result<QueuePairParts, HcaError> {
     check_config(hca, config)?;
     let cq = hca.find_cq(cq).ok_or_else(|| hca.invalid(CREATE, format!("{cq:?} is not on {}", hca.name)))?;
-    let make = |qp_num| new_core(Arc::clone(hca), pd_id, Arc::clone(&cq), config.clone(), qp_num);
-    let core = hca.add_queue_pair(make).ok_or_else(|| hca.exhausted(CREATE, "queue pairs"))?;
-    cq.attach(Arc::downgrade(&core));
-    let owner = Arc::new(Owner(core));
-    Ok(QueuePairParts { control: Arc::clone(&owner) as Arc<dyn QueuePair>, work: Box::new(Work(owner)) })
-}
-
-fn new_core(hca: Arc<HcaCore>, pd_id: u64, cq: Arc<CqCore>, config: QueuePairConfig, qp_num: u32) -> QueuePairCore {
-    QueuePairCore {
+    let credits = Arc::new(Credits::default());
+    let cq_slot = cq.reserve(Arc::clone(&credits));
+    let make = |qp_num| QueuePairCore {
         qp_num,
-        hca,
+        hca: Arc::clone(hca),
         pd_id,
-        cq,
-        config,
+        cq: Arc::clone(&cq),
+        config: config.clone(),
         psn: rand::random_range(0..=MAX_24_BITS),
         state: AtomicU8::new(state_number(QueuePairState::Reset)),
         connection: OnceLock::new(),
         send: Mutex::new(SendSide::default()),
         receive: Mutex::new(ReceiveSide::default()),
-        freed_sends: AtomicU64::new(0),
-        freed_receives: AtomicU64::new(0),
-    }
+        credits,
+        cq_slot,
+    };
+    let Some(core) = hca.add_queue_pair(make) else {
+        cq.forget(cq_slot);
+        return Err(hca.exhausted(CREATE, "queue pairs"));
+    };
+    cq.attach(cq_slot, Arc::downgrade(&core));
+    let owner = Arc::new(Owner(core));
+    Ok(QueuePairParts { control: Arc::clone(&owner) as Arc<dyn QueuePair>, work: Box::new(Work(owner)) })
 }
 
 fn check_config(hca: &HcaCore, config: &QueuePairConfig) -> Result<(), HcaError> {
@@ -219,7 +219,7 @@ impl QueuePairCore {
         // The last owner of the peer may be this cache; it must not end under our lock.
         drop(peer);
         self.clear_receives();
-        self.cq.forget(self);
+        self.cq.forget(self.cq_slot);
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use gdrd_hal::{GRH_BYTES, Gid, QueuePairType, WorkRequest, WorkStatus};
 
 use super::attempt::Attempt;
-use super::{Connection, QueuePairCore};
+use super::respond::Asked;
+use super::{Connection, QueuePairCore, SendSide};
 
 /// Next-header value of InfiniBand in a global route header (InfiniBand specification vol. 1, 8.3.3).
 const NEXT_HEADER_IBA: u8 = 0x1b;
@@ -13,8 +14,13 @@ const NEXT_HEADER_IBA: u8 = 0x1b;
 const HOP_LIMIT: u8 = 64;
 
 impl QueuePairCore {
-    pub(super) fn attempt_datagram(self: &Arc<Self>, connection: &Connection, request: &WorkRequest) -> Attempt {
-        let (payload, len_bytes) = match self.payload(request) {
+    pub(super) fn attempt_datagram(
+        &self,
+        send: &mut SendSide,
+        connection: &Connection,
+        request: &WorkRequest,
+    ) -> Attempt {
+        let (payload, len_bytes) = match self.payload(&mut send.local, request) {
             Ok(payload) => payload,
             Err(status) => return Attempt::failed(status),
         };
@@ -23,7 +29,7 @@ impl QueuePairCore {
         }
         if let Some(peer) = self.datagram_peer(connection) {
             let header = self.route_header(connection.remote.gid, len_bytes);
-            peer.take_datagram(request, &header, &payload, len_bytes);
+            peer.take_datagram(Asked { request, len_bytes }, &header, &payload);
         }
         Attempt::Done(Ok(len_bytes))
     }

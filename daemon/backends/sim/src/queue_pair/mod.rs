@@ -24,6 +24,7 @@ use gdrd_hal::{
 
 use crate::completion::{CqCore, Entry, Frees};
 use crate::hca::HcaCore;
+use crate::region::RegionCache;
 use crate::sync::lock;
 use crate::timer::Due;
 
@@ -71,6 +72,9 @@ struct SendSide {
     timed: bool,
     /// Cache of the connection's other end.
     peer: Option<Arc<QueuePairCore>>,
+    /// Caches of the regions used last: ours, and the peer's.
+    local: RegionCache,
+    remote: RegionCache,
 }
 
 #[derive(Default)]
@@ -79,6 +83,8 @@ struct ReceiveSide {
     queue: VecDeque<ReceiveRequest>,
     /// The requester whose message waits for the next receive.
     waiter: Option<Weak<QueuePairCore>>,
+    /// Cache of the region used last.
+    local: RegionCache,
 }
 
 /// A queue pair as the fabric sees it.
@@ -94,9 +100,26 @@ pub(crate) struct QueuePairCore {
     connection: OnceLock<Connection>,
     send: Mutex<SendSide>,
     receive: Mutex<ReceiveSide>,
-    /// Slots given back by polling.
-    freed_sends: AtomicU64,
-    freed_receives: AtomicU64,
+    credits: Arc<Credits>,
+    /// Our place in the completion queue's list.
+    cq_slot: usize,
+}
+
+/// Work queue slots given back by polling, since creation.
+#[derive(Debug, Default)]
+pub(crate) struct Credits {
+    sends: AtomicU64,
+    receives: AtomicU64,
+}
+
+impl Credits {
+    pub(crate) fn give_back(&self, frees: Frees) {
+        match frees {
+            Frees::Sends(count) => self.sends.store(count, Ordering::Release),
+            // One owner polls, so nobody else adds.
+            Frees::Receive => self.receives.store(self.receives.load(Ordering::Relaxed) + 1, Ordering::Release),
+        }
+    }
 }
 
 /// What is left to do once all locks are released.
@@ -165,16 +188,6 @@ impl QueuePairCore {
         changed.is_ok()
     }
 
-    /// Slots come back when a completion is polled.
-    pub(crate) fn give_back(&self, frees: Frees) {
-        match frees {
-            Frees::Sends(count) => self.freed_sends.store(count, Ordering::Release),
-            Frees::Receive => {
-                self.freed_receives.fetch_add(1, Ordering::Release);
-            }
-        }
-    }
-
     /// The completion queue is dead: nothing can complete here any more. Takes no lock of the queue pair.
     pub(crate) fn die_of_completion_queue(&self) {
         if self.set_error() {
@@ -189,8 +202,8 @@ impl QueuePairCore {
         after.run(&self.hca);
     }
 
-    fn complete(self: &Arc<Self>, completion: WorkCompletion, frees: Frees) {
-        self.cq.push(Entry { completion, queue_pair: Arc::clone(self), frees });
+    fn complete(&self, completion: WorkCompletion, frees: Frees) {
+        self.cq.push(Entry { completion, slot: self.cq_slot, frees });
     }
 
     fn completion(&self, wr_id: u64, opcode: Opcode, status: WorkStatus) -> WorkCompletion {

@@ -13,10 +13,18 @@ use super::attempt::{Attempt, Payload, Place};
 use super::{Aftermath, QueuePairCore, Reason, ReceiveSide};
 use crate::completion::Frees;
 use crate::keys::KeyKind;
+use crate::region::RegionCache;
 use crate::sync::lock;
 
 /// Atomics work on aligned u64s.
 pub(super) const ATOMIC_BYTES: u32 = 8;
+
+/// A request as it arrives, with the length of what it moves.
+#[derive(Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) request: &'a WorkRequest,
+    pub(super) len_bytes: u32,
+}
 
 impl QueuePairCore {
     /// ibv_post_recv(3). A requester that waits for a receive goes on, on this thread.
@@ -33,11 +41,7 @@ impl QueuePairCore {
         result
     }
 
-    fn take_receives(
-        self: &Arc<Self>,
-        receive: &mut ReceiveSide,
-        requests: &[ReceiveRequest],
-    ) -> Result<(), (usize, PostError)> {
+    fn take_receives(&self, receive: &mut ReceiveSide, requests: &[ReceiveRequest]) -> Result<(), (usize, PostError)> {
         for (index, request) in requests.iter().enumerate() {
             let refused = |error| Err((index, error));
             if self.hca.is_gone() {
@@ -47,7 +51,7 @@ impl QueuePairCore {
             if matches!(state, None | Some(QueuePairState::Reset)) {
                 return refused(PostError::BadState);
             }
-            let freed = self.freed_receives.load(Ordering::Acquire);
+            let freed = self.credits.receives.load(Ordering::Acquire);
             if receive.posted - freed >= u64::from(self.config.recv_depth) {
                 return refused(PostError::Full);
             }
@@ -61,11 +65,11 @@ impl QueuePairCore {
     }
 
     /// Completes all posted receives as flushed, in order.
-    pub(super) fn flush_receives(self: &Arc<Self>) {
+    pub(super) fn flush_receives(&self) {
         self.flush_queue(&mut lock(&self.receive));
     }
 
-    fn flush_queue(self: &Arc<Self>, receive: &mut ReceiveSide) {
+    fn flush_queue(&self, receive: &mut ReceiveSide) {
         while let Some(request) = receive.queue.pop_front() {
             let completion = self.completion(request.wr_id, Opcode::Recv, WorkStatus::Flushed);
             self.complete(completion, Frees::Receive);
@@ -84,60 +88,64 @@ impl QueuePairCore {
 
     fn remote_place(
         &self,
-        request: &WorkRequest,
-        len_bytes: u32,
+        asked: Asked<'_>,
+        cache: &mut RegionCache,
         right: impl Fn(&Access) -> bool,
     ) -> Result<Place, WorkStatus> {
-        let remote = request.remote;
-        let place = self.place(KeyKind::Remote, remote.rkey, remote.addr, len_bytes, right);
+        let remote = asked.request.remote;
+        let region = cache.find(&self.hca.keys, KeyKind::Remote, remote.rkey);
+        let place = region.and_then(|region| self.place_in(region, remote.addr, asked.len_bytes, right));
         place.ok_or(WorkStatus::RemoteAccess)
     }
 
     /// Lands a write. A write of no bytes names no memory: its key is not looked at (InfiniBand specification
     /// vol. 1, C9-88).
-    fn land_write(&self, request: &WorkRequest, payload: &Payload<'_>, len_bytes: u32) -> Result<(), WorkStatus> {
-        if len_bytes == 0 {
+    fn land_write(&self, asked: Asked<'_>, payload: &Payload<'_>, cache: &mut RegionCache) -> Result<(), WorkStatus> {
+        if asked.len_bytes == 0 {
             return Ok(());
         }
-        let to = self.remote_place(request, len_bytes, |access| access.remote_write)?;
-        payload.land(to.segment(), to.offset, len_bytes)
+        let to = self.remote_place(asked, cache, |access| access.remote_write)?;
+        payload.land(to.segment(), to.offset, asked.len_bytes)
     }
 
     pub(super) fn take_write(
         self: &Arc<Self>,
-        request: &WorkRequest,
+        asked: Asked<'_>,
         payload: &Payload<'_>,
-        len_bytes: u32,
+        cache: &mut RegionCache,
         after: &mut Aftermath,
     ) -> Result<u32, WorkStatus> {
-        let landed = self.land_write(request, payload, len_bytes);
-        landed.map(|()| len_bytes).map_err(|status| self.refuse(status, after))
+        let landed = self.land_write(asked, payload, cache);
+        landed.map(|()| asked.len_bytes).map_err(|status| self.refuse(status, after))
     }
 
     pub(super) fn take_read(
         self: &Arc<Self>,
-        request: &WorkRequest,
+        asked: Asked<'_>,
+        cache: &mut RegionCache,
         after: &mut Aftermath,
     ) -> Result<Place, WorkStatus> {
-        let from = self.remote_place(request, request.local.len_bytes, |access| access.remote_read);
+        let from = self.remote_place(asked, cache, |access| access.remote_read);
         from.map_err(|status| self.refuse(status, after))
     }
 
     /// The old value.
     pub(super) fn take_atomic(
         self: &Arc<Self>,
-        request: &WorkRequest,
+        asked: Asked<'_>,
+        cache: &mut RegionCache,
         after: &mut Aftermath,
     ) -> Result<u64, WorkStatus> {
-        self.land_atomic(request).map_err(|status| self.refuse(status, after))
+        self.land_atomic(asked, cache).map_err(|status| self.refuse(status, after))
     }
 
-    fn land_atomic(&self, request: &WorkRequest) -> Result<u64, WorkStatus> {
+    fn land_atomic(&self, asked: Asked<'_>, cache: &mut RegionCache) -> Result<u64, WorkStatus> {
+        let request = asked.request;
         if !request.remote.addr.is_multiple_of(u64::from(ATOMIC_BYTES)) {
             return Err(WorkStatus::RemoteInvalidRequest);
         }
-        let at = self.remote_place(request, ATOMIC_BYTES, |access| access.remote_atomic)?;
-        // Only a region whose start is aligned unlike its wire address gets here with a misaligned word.
+        let at = self.remote_place(asked, cache, |access| access.remote_atomic)?;
+        // Wire address and offset agree inside a page, so an aligned address is an aligned word.
         let word = at.segment().atomic_u64(at.offset).map_err(|_| WorkStatus::RemoteInvalidRequest)?;
         Ok(match request.opcode {
             Opcode::FetchAdd => word.fetch_add(request.operand, Ordering::AcqRel),
@@ -151,9 +159,9 @@ impl QueuePairCore {
     pub(super) fn take_message(
         self: &Arc<Self>,
         requester: &Arc<Self>,
-        request: &WorkRequest,
+        asked: Asked<'_>,
         payload: &Payload<'_>,
-        len_bytes: u32,
+        cache: &mut RegionCache,
         after: &mut Aftermath,
     ) -> Attempt {
         let mut receive = lock(&self.receive);
@@ -164,27 +172,22 @@ impl QueuePairCore {
             receive.waiter = Some(Arc::downgrade(requester));
             return Attempt::Wait(Reason::NotReady);
         }
-        let result = match request.opcode {
-            Opcode::WriteImm => self.land_write(request, payload, len_bytes),
-            _ => self.land_send(&mut receive, payload, len_bytes),
+        let result = match asked.request.opcode {
+            Opcode::WriteImm => self.land_write(asked, payload, cache),
+            _ => self.land_send(&mut receive, payload, asked.len_bytes),
         };
         if result.is_ok() {
-            self.complete_receive(&mut receive, request, len_bytes);
+            self.complete_receive(&mut receive, asked);
         }
         drop(receive);
-        Attempt::Done(result.map(|()| len_bytes).map_err(|status| self.refuse(status, after)))
+        Attempt::Done(result.map(|()| asked.len_bytes).map_err(|status| self.refuse(status, after)))
     }
 
     /// Lands a send in the receive at the head. Where that cannot take it, the receive completes with what is wrong
     /// with it, and the requester learns less.
-    fn land_send(
-        self: &Arc<Self>,
-        receive: &mut ReceiveSide,
-        payload: &Payload<'_>,
-        len_bytes: u32,
-    ) -> Result<(), WorkStatus> {
+    fn land_send(&self, receive: &mut ReceiveSide, payload: &Payload<'_>, len_bytes: u32) -> Result<(), WorkStatus> {
         let Some(posted) = receive.queue.front().copied() else { return Err(WorkStatus::RemoteOperation) };
-        let (own, requesters) = match self.local_place(posted.local, true) {
+        let (own, requesters) = match self.local_place(&mut receive.local, posted.local, true) {
             _ if len_bytes > posted.local.len_bytes => (WorkStatus::LocalLength, WorkStatus::RemoteInvalidRequest),
             Ok(to) => return payload.land(to.segment(), to.offset, len_bytes),
             Err(_) if posted.local.len_bytes == 0 => return Ok(()),
@@ -200,7 +203,8 @@ impl QueuePairCore {
         Err(requesters)
     }
 
-    fn complete_receive(self: &Arc<Self>, receive: &mut ReceiveSide, request: &WorkRequest, len_bytes: u32) {
+    fn complete_receive(&self, receive: &mut ReceiveSide, asked: Asked<'_>) {
+        let Asked { request, len_bytes } = asked;
         let Some(posted) = receive.queue.pop_front() else { return };
         let opcode = if request.opcode == Opcode::WriteImm { Opcode::RecvWriteImm } else { Opcode::Recv };
         let mut completion = self.completion(posted.wr_id, opcode, WorkStatus::Success);
@@ -217,18 +221,13 @@ impl QueuePairCore {
     }
 
     /// A datagram: dropped in silence unless it can land. It lands behind room for the route header.
-    pub(super) fn take_datagram(
-        self: &Arc<Self>,
-        request: &WorkRequest,
-        header: &[u8],
-        payload: &Payload<'_>,
-        len_bytes: u32,
-    ) {
+    pub(super) fn take_datagram(&self, asked: Asked<'_>, header: &[u8], payload: &Payload<'_>) {
+        let Asked { request, len_bytes } = asked;
         let mut receive = lock(&self.receive);
         let takes = matches!(self.state(), Some(QueuePairState::Rts | QueuePairState::Sqe));
         let Some(posted) = receive.queue.front().copied().filter(|_| takes) else { return };
         let header_bytes = gdrd_hal::GRH_BYTES;
-        let landed = match self.local_place(posted.local, true) {
+        let landed = match self.local_place(&mut receive.local, posted.local, true) {
             _ if posted.local.len_bytes < header_bytes + len_bytes => Err(WorkStatus::LocalLength),
             Ok(to) => {
                 let header_landed = to.segment().write_from(to.offset, header);
@@ -238,7 +237,9 @@ impl QueuePairCore {
             Err(status) => Err(status),
         };
         match landed {
-            Ok(()) => self.complete_receive(&mut receive, request, header_bytes + len_bytes),
+            Ok(()) => {
+                self.complete_receive(&mut receive, Asked { request, len_bytes: header_bytes + len_bytes });
+            }
             Err(status) => {
                 receive.queue.pop_front();
                 self.set_error();

@@ -54,7 +54,7 @@ impl QueuePairCore {
             Some(QueuePairState::Rts | QueuePairState::Sqe | QueuePairState::Err) => {}
             _ => return Err(PostError::BadState),
         }
-        if send.posted - self.freed_sends.load(Ordering::Acquire) >= u64::from(self.config.send_depth) {
+        if send.posted - self.credits.sends.load(Ordering::Acquire) >= u64::from(self.config.send_depth) {
             return Err(PostError::Full);
         }
         match self.can_express(request) {
