@@ -184,7 +184,8 @@ pub struct CompletionEntry {
     pub qp_num: u32,
     /// Send-queue requests ended so far, unsignalled ones included, modulo 2^32.
     pub sq_retired: u32,
-    /// What the provider adds to a failure (`ibv_wc.vendor_err`), else 0.
+    /// What the provider adds to a failure (`ibv_wc.vendor_err`); with status 66 why gdrd refused
+    /// the request (`RefusalReason`); else 0.
     pub vendor_error: u32,
 }
 

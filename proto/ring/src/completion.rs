@@ -221,7 +221,8 @@ pub struct Completion {
     pub imm: Option<u32>,
     /// Queue pair at this host.
     pub qp_num: u32,
-    /// What the provider adds to a failure (`ibv_wc.vendor_err`), else 0.
+    /// What the provider adds to a failure (`ibv_wc.vendor_err`); the code of a
+    /// [`crate::RefusalReason`] with status REFUSED; else 0.
     pub vendor_error: u32,
 }
 

@@ -28,6 +28,7 @@ mod generation;
 mod geometry;
 #[cfg(test)]
 mod model;
+mod refusal_reason;
 mod submission;
 
 pub use abi::{INLINE_MAX_BYTES, RING_VERSION};
@@ -37,6 +38,7 @@ pub use completion::{Completion, CompletionOpcode, Status};
 pub use error::{Corrupt, GenerationError, NotOutstanding, OpenError, RingError, SubmitError};
 pub use generation::{GENERATION_PAGE_VERSION, GenerationReader, GenerationWriter, MAX_SLOTS};
 pub use geometry::{Geometry, GeometryError, MAX_DEPTH};
+pub use refusal_reason::RefusalReason;
 pub use submission::{
     InlineData, InlineTooLong, LocalSpan, Operation, Queue, Refusal, RemoteSpan, Source, Submission, SubmissionFlags,
 };

@@ -40,7 +40,6 @@ pub use config::{Config, Placement};
 pub use error::{BrokerError, BrokerEvent};
 pub use handle::{Broker, QueuePairSetup, Reservation};
 pub use landing::{FlushLanding, LandingError};
-pub use refusal::RefusalReason;
 pub use request::QueuePairLimits;
 pub use slots::{HcaIndex, MAX_SLOTS, SlotEntry, SlotError, SlotTable};
 pub use stats::{BrokerStats, QueuePairStats, ThreadStats};

@@ -8,14 +8,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gdrd_hal::{PostError, QueuePairParts, ReceiveRequest, WorkCompletion, WorkRequest};
-use gdrd_ring::{BrokerRing, Completion, CompletionOpcode, Corrupt, Queue, Status, Submission, Submitted};
+use gdrd_ring::{
+    BrokerRing, Completion, CompletionOpcode, Corrupt, Queue, RefusalReason, Status, Submission, Submitted,
+};
 
 use super::cold::{Cold, Destroyed, Ended, Held, Job};
 use super::command::Inbox;
 use super::hca::Reservation;
 use super::landing::FlushLanding;
 use super::ledger::{Ledger, NO_SLOT, Outcome, Record};
-use super::refusal::{RefusalReason, Refused};
+use super::refusal::Refused;
 use super::registry::Registry;
 use super::request::{Checker, Prepared, QueuePairLimits};
 use super::slots::SlotTable;

@@ -4,11 +4,11 @@ use gdrd_hal::{
     AtomicScope, HcaCapabilities, LocalSpan, MAX_INLINE_BYTES, Opcode, QueuePairConfig, QueuePairType, ReceiveRequest,
     RemoteSpan, WorkRequest,
 };
-use gdrd_ring::{self as ring, Operation, Source, Submission, SubmissionFlags};
+use gdrd_ring::{self as ring, Operation, RefusalReason, Source, Submission, SubmissionFlags};
 
 use super::landing::FlushLanding;
 use super::ledger::NO_SLOT;
-use super::refusal::{RefusalReason, Refused};
+use super::refusal::Refused;
 use super::slots::{HcaIndex, SlotTable, Wanted};
 
 /// Remote addresses of atomics are multiples of this (InfiniBand 9.4.5.1).

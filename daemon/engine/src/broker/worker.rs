@@ -316,12 +316,10 @@ impl Worker {
         let free = self.queue_pairs.iter().position(Option::is_none);
         let index = free.unwrap_or(self.queue_pairs.len());
         let Some(place) = u16::try_from(index).ok().filter(|_| index < MAX_QUEUE_PAIRS) else {
-            tracing::error!(queue_pair = %queue_pair.id, "no place for one more queue pair on this thread");
-            return queue_pair.end(Arc::clone(&self.setup.registry));
+            return self.turn_away(queue_pair, "no place for one more queue pair on this thread");
         };
-        if let Err(reason) = self.sleeper.watch(&queue_pair.doorbell) {
-            tracing::error!(queue_pair = %queue_pair.id, %reason, "doorbell cannot be watched");
-            return queue_pair.end(Arc::clone(&self.setup.registry));
+        if self.sleeper.watch(&queue_pair.doorbell).is_err() {
+            return self.turn_away(queue_pair, "its doorbell cannot be watched");
         }
         self.epoch = self.epoch.wrapping_add(1);
         queue_pair.tag = Tag::new(place, self.epoch);
@@ -330,6 +328,14 @@ impl Worker {
             None => self.queue_pairs.push(Some(queue_pair)),
         }
         self.notices.reserve(2 * self.queue_pairs.len() + self.cqs.len());
+    }
+
+    /// Ends a queue pair that could not be served; its owner sees it fail.
+    fn turn_away(&self, queue_pair: Box<QueuePair>, reason: &str) {
+        let id = queue_pair.id;
+        tracing::error!(queue_pair = %id, reason, "queue pair cannot be served");
+        queue_pair.end(Arc::clone(&self.setup.registry));
+        self.tell(BrokerEvent::QueuePairFailed { id, status: Status::GeneralErr });
     }
 
     fn find(&mut self, id: QueuePairId) -> Option<&mut QueuePair> {

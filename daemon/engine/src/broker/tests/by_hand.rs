@@ -6,14 +6,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use gdrd_hal::{Access, Hca, Opcode, PostError, QueuePairConfig, QueuePairType, WorkCompletion, WorkStatus};
-use gdrd_ring::{BrokerRing, ClientRing, Geometry, InlineData, LocalSpan, Operation, RemoteSpan, Source, Status, Wake};
+use gdrd_ring::{
+    BrokerRing, ClientRing, Geometry, InlineData, LocalSpan, Operation, RefusalReason, RemoteSpan, Source, Status, Wake,
+};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::fake::Fake;
 use super::world::{PATIENCE, recv, request, silent, write};
-use crate::broker::{
-    Broker, BrokerEvent, Config, HcaIndex, QueuePairLimits, QueuePairSetup, RefusalReason, SlotEntry, SlotTable,
-};
+use crate::broker::{Broker, BrokerEvent, Config, HcaIndex, QueuePairLimits, QueuePairSetup, SlotEntry, SlotTable};
 use crate::{QueuePairId, SlotId};
 
 const LOCAL: LocalSpan = LocalSpan { slot: 0, generation: 1, offset: 0, len_bytes: 8 };

@@ -1,10 +1,11 @@
 //! Every operation between two rings, over the simulated HCA.
 
 use gdrd_hal::Access;
-use gdrd_ring::{CompletionOpcode, InlineData, LocalSpan, Operation, RemoteSpan, Source, Status, SubmissionFlags};
+use gdrd_ring::{
+    CompletionOpcode, InlineData, LocalSpan, Operation, RefusalReason, RemoteSpan, Source, Status, SubmissionFlags,
+};
 
 use super::world::{World, connect, recv, request, silent, write};
-use crate::broker::RefusalReason;
 
 fn inline(payload: &[u8]) -> Source {
     Source::Inline(InlineData::new(payload).expect("short"))
@@ -169,6 +170,16 @@ fn refused_requests_complete_after_those_posted_before_them_and_the_queue_pair_g
         left.client.expect(base + 3, Status::Success);
     }
     assert_eq!(world.broker.stats().queue_pairs[0].refused, 8);
+}
+
+#[test]
+fn a_slot_of_another_tenant_is_as_stale_as_one_never_lent() {
+    let world = World::new();
+    let (mut left, right) = world.pair(1);
+    for local in [right.buffer.local(0, 8), LocalSpan { slot: 33, ..right.buffer.local(0, 8) }] {
+        left.client.post(&request(1, write(local, right.buffer.remote(0))));
+        assert_eq!(left.client.expect(1, Status::Stale).vendor_error, 0);
+    }
 }
 
 #[test]
