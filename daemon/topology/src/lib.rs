@@ -23,6 +23,8 @@
 //! - [`plan::plan`]`(&snapshot, &PlanOptions)` pairs GPUs and NICs and gives [`plan::contract::Plan`], which is
 //!   the JSON contract `gdrd.plan/v1` (`to_json`); [`plan::replan`] keeps the pairs of a plan before;
 //!   [`plan::explain`] tells why each NIC won or lost. Names and addresses only, so plans outlive snapshots.
+//! - [`place::place`]`(&snapshot, &options, &PlaceRequest)`: scored sets of free GPUs and NICs.
+//! - [`advise::advise_path`]`(&snapshot, &plan, "GPU0", &Destination)`: NVLink, P2P, GPUDirect or staged, and why.
 //! - [`render::matrix`], [`render::tree`]: text; [`render::topo`]: JSON `gdrd.topo/v1`.
 //!
 //! # Adding a reader
@@ -31,6 +33,7 @@
 //! Inputs without addresses state levels by name in `given_levels`.
 #![forbid(unsafe_code)]
 
+pub mod advise;
 pub mod assemble;
 pub mod bdf;
 pub mod error;
@@ -40,6 +43,7 @@ pub mod level;
 pub mod link;
 pub mod model;
 pub mod path;
+pub mod place;
 pub mod plan;
 pub mod profile;
 mod read;

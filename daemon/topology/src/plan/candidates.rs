@@ -99,6 +99,11 @@ impl Candidates {
         }
     }
 
+    /// Whether each HCA may be given automatically.
+    pub(super) fn usable(host: &Host, options: &PlanOptions) -> Vec<bool> {
+        host.hcas.iter().map(|hca| exclusion(host, hca, options).is_none()).collect()
+    }
+
     pub(super) fn nic(&self, id: HcaId) -> Option<&Candidate> {
         self.nics.get(id.0)
     }

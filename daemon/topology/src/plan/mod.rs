@@ -81,6 +81,12 @@ fn too_large(snapshot: &Snapshot) -> Plan {
 /// Most pairs of GPU and NIC that are planned; the largest hosts have some ten thousand.
 pub const MAX_PAIRS: usize = 1 << 17;
 
+/// NICs that may be given automatically under these options, in PCI order.
+pub(crate) fn usable_nics(host: &Host, options: &PlanOptions) -> Vec<HcaId> {
+    let candidates = Candidates::usable(host, options);
+    candidates.into_iter().zip(0..).filter(|(usable, _)| *usable).map(|(_, place)| HcaId(place)).collect()
+}
+
 /// A choice with everything it rests on.
 struct Pairing<'a> {
     host: &'a Host,

@@ -1,0 +1,218 @@
+//! How well a set of GPUs and NICs hangs together.
+
+use pathfinding::prelude::{Matrix, kuhn_munkres_min};
+
+use crate::level::Level;
+use crate::model::{GpuId, HcaId, Host, NumaId};
+use crate::place::{PlaceRequest, PlaceSet};
+
+/// A set with what it costs; less is better.
+#[derive(Debug)]
+pub(super) struct Scored {
+    pub(super) gpus: Vec<GpuId>,
+    pub(super) nics: Vec<HcaId>,
+    /// 0 (all beside each other) to 1 (all as far as can be).
+    pub(super) cost: f64,
+    /// Free GPUs left behind next to the set: taking these apart spoils a larger set for the next request.
+    pub(super) spoilt: usize,
+    /// Farthest level between two GPUs, and between a GPU and its NIC.
+    farthest: (Option<Level>, Option<Level>),
+}
+
+/// Levels between all free devices, read once.
+pub(super) struct Scorer<'a> {
+    host: &'a Host,
+    gpus: Vec<GpuId>,
+    nics: Vec<HcaId>,
+    gpu_levels: Vec<Vec<Option<Level>>>,
+    nic_levels: Vec<Vec<Option<Level>>>,
+}
+
+/// Steps from near to far, 0 to [`FARTHEST`].
+fn steps(level: Option<Level>) -> u32 {
+    match level {
+        Some(Level::Same | Level::NvLink(_) | Level::Pix) => 0,
+        Some(Level::Pxb) => 1,
+        Some(Level::Phb) => 3,
+        Some(Level::Node) => 4,
+        Some(Level::Sys) => 6,
+        None => FARTHEST,
+    }
+}
+
+const FARTHEST: u32 = 7;
+
+/// Most steps of the Hungarian method over all sets; beyond it each GPU in turn takes its nearest free NIC.
+const MAX_EXACT_STEPS: usize = 1 << 26;
+
+/// A GPU pair: NVLink is nearer than any switch, and more links are nearer.
+fn pair_cost(level: Option<Level>) -> f64 {
+    match level {
+        Some(Level::NvLink(links)) => 0.5 / f64::from(links.0.max(1)),
+        level => f64::from(steps(level)) + 0.5,
+    }
+}
+
+impl<'a> Scorer<'a> {
+    pub(super) fn new(host: &'a Host, gpus: &[GpuId], nics: &[HcaId]) -> Self {
+        let to_gpus = |a: &GpuId| gpus.iter().map(|b| host.gpu_level(*a, *b)).collect();
+        let to_nics = |gpu: &GpuId| nics.iter().map(|nic| host.gpu_hca_level(*gpu, *nic)).collect();
+        Self {
+            host,
+            gpu_levels: gpus.iter().map(to_gpus).collect(),
+            nic_levels: gpus.iter().map(to_nics).collect(),
+            gpus: gpus.to_vec(),
+            nics: nics.to_vec(),
+        }
+    }
+
+    pub(super) fn gpus(&self) -> usize {
+        self.gpus.len()
+    }
+
+    fn gpu_level(&self, a: usize, b: usize) -> Option<Level> {
+        self.gpu_levels.get(a)?.get(b).copied().flatten()
+    }
+
+    fn nic_level(&self, gpu: usize, nic: usize) -> Option<Level> {
+        self.nic_levels.get(gpu)?.get(nic).copied().flatten()
+    }
+
+    pub(super) fn gpu_cost(&self, a: usize, b: usize) -> f64 {
+        pair_cost(self.gpu_level(a, b))
+    }
+
+    /// The set with its best NICs and its cost; `None` if it breaks a constraint.
+    pub(super) fn score(&self, set: &[usize], request: &PlaceRequest, exact: bool) -> Option<Scored> {
+        let nics = self.choose_nics(set, request.nics, exact);
+        let pairs = || set.iter().enumerate().flat_map(|(place, a)| set.iter().skip(place + 1).map(move |b| (*a, *b)));
+        if !self.fulfils(set, &nics, request, pairs()) {
+            return None;
+        }
+        let worst = f64::from(FARTHEST) + 0.5;
+        let between = average(pairs().map(|(a, b)| self.gpu_cost(a, b) / worst));
+        let to_nics =
+            average(nics.iter().map(|(gpu, nic)| f64::from(steps(self.nic_level(*gpu, *nic))) / f64::from(FARTHEST)));
+        let cost = match (set.len() > 1, nics.is_empty()) {
+            (true, false) => f64::midpoint(between, to_nics),
+            (true, true) => between,
+            (false, _) => to_nics,
+        };
+        let mut chosen: Vec<HcaId> = nics.iter().filter_map(|(_, nic)| self.nics.get(*nic).copied()).collect();
+        chosen.sort_unstable();
+        Some(Scored {
+            gpus: set.iter().filter_map(|gpu| self.gpus.get(*gpu).copied()).collect(),
+            nics: chosen,
+            cost,
+            spoilt: self.spoilt(set),
+            farthest: (
+                pairs().filter_map(|(a, b)| self.gpu_level(a, b)).max(),
+                nics.iter().filter_map(|(gpu, nic)| self.nic_level(*gpu, *nic)).max(),
+            ),
+        })
+    }
+
+    /// Whether the NICs of that many sets may be chosen exactly.
+    pub(super) fn may_be_exact(&self, sets: usize, wanted: usize) -> bool {
+        let steps = wanted.saturating_mul(wanted).saturating_mul(self.nics.len());
+        steps.saturating_mul(sets) <= MAX_EXACT_STEPS
+    }
+
+    /// NICs with the GPU each stands beside: the GPUs in turn, all distinct, least distance together.
+    fn choose_nics(&self, set: &[usize], wanted: usize, exact: bool) -> Vec<(usize, usize)> {
+        let turns: Vec<usize> = set.iter().copied().cycle().take(wanted).collect();
+        if turns.is_empty() || turns.len() > self.nics.len() {
+            return Vec::new();
+        }
+        // Distance first, then the place in PCI order, so that the answer is one.
+        let cost = |gpu: usize, nic: usize| {
+            let far = steps(self.nic_level(gpu, nic));
+            i64::from(far) * (1 << 32) + i64::try_from(nic).unwrap_or(i64::MAX >> 32)
+        };
+        if exact {
+            let costs = Matrix::from_fn(turns.len(), self.nics.len(), |(turn, nic)| {
+                turns.get(turn).map_or(i64::MAX >> 8, |gpu| cost(*gpu, nic))
+            });
+            let (_, chosen) = kuhn_munkres_min(&costs);
+            return turns.into_iter().zip(chosen).collect();
+        }
+        let mut free: Vec<usize> = (0..self.nics.len()).collect();
+        let mut take = |gpu: usize| {
+            let (place, _) = free.iter().enumerate().min_by_key(|(_, nic)| cost(gpu, **nic))?;
+            Some((gpu, free.swap_remove(place)))
+        };
+        turns.into_iter().filter_map(&mut take).collect()
+    }
+
+    fn fulfils(
+        &self,
+        set: &[usize],
+        nics: &[(usize, usize)],
+        request: &PlaceRequest,
+        mut pairs: impl Iterator<Item = (usize, usize)> + Clone,
+    ) -> bool {
+        if request.nvlink && !pairs.clone().all(|(a, b)| matches!(self.gpu_level(a, b), Some(Level::NvLink(_)))) {
+            return false;
+        }
+        if request.same_numa && !self.is_on_one_node(set, nics) {
+            return false;
+        }
+        if !request.same_switch {
+            return true;
+        }
+        let below = |level: Option<Level>| level.is_some_and(|level| level <= Level::Pxb);
+        let joined = pairs.all(|(a, b)| below(self.pci_level(a, b)));
+        joined && nics.iter().all(|(_, nic)| set.iter().all(|gpu| below(self.nic_level(*gpu, *nic))))
+    }
+
+    /// Level of two GPUs with NVLink left aside.
+    fn pci_level(&self, a: usize, b: usize) -> Option<Level> {
+        let bdf = |place: usize| self.host.gpu(*self.gpus.get(place)?)?.bdf;
+        match (bdf(a), bdf(b)) {
+            (Some(a), Some(b)) => self.host.pci_level(a, b),
+            _ => self.gpu_level(a, b),
+        }
+    }
+
+    fn is_on_one_node(&self, set: &[usize], nics: &[(usize, usize)]) -> bool {
+        let sole = self.host.sole_numa_node();
+        let gpus = set.iter().map(|gpu| self.gpus.get(*gpu).and_then(|gpu| self.host.gpu(*gpu)?.numa));
+        let nics = nics.iter().map(|(_, nic)| self.nics.get(*nic).and_then(|nic| self.host.hca(*nic)?.numa));
+        let mut nodes: Vec<Option<NumaId>> = gpus.chain(nics).map(|numa| numa.or(sole)).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        matches!(nodes.as_slice(), [Some(_)])
+    }
+
+    fn spoilt(&self, set: &[usize]) -> usize {
+        let is_beside =
+            |other: &usize| set.iter().any(|gpu| self.pci_level(*gpu, *other).is_some_and(|l| l <= Level::Pxb));
+        (0..self.gpus.len()).filter(|other| !set.contains(other)).filter(is_beside).count()
+    }
+
+    pub(super) fn describe(&self, set: &Scored) -> PlaceSet {
+        let mut reasons = Vec::new();
+        if set.gpus.len() > 1 {
+            let level = set.farthest.0.map_or_else(|| "unknown".to_owned(), |level| level.to_string());
+            reasons.push(format!("farthest two GPUs: {level}"));
+        }
+        if !set.nics.is_empty() {
+            let level = set.farthest.1.map_or_else(|| "unknown".to_owned(), |level| level.to_string());
+            reasons.push(format!("farthest GPU and NIC: {level}"));
+        }
+        if set.spoilt > 0 {
+            reasons.push(format!("leaves {} free GPUs of the same switch behind", set.spoilt));
+        }
+        PlaceSet {
+            gpus: set.gpus.iter().filter_map(|id| self.host.gpu(*id)).map(|gpu| gpu.name.clone()).collect(),
+            nics: set.nics.iter().filter_map(|id| self.host.hca(*id)).map(|hca| hca.name.clone()).collect(),
+            score: ((1.0 - set.cost) * 1000.0).round() / 10.0,
+            reasons,
+        }
+    }
+}
+
+fn average(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    if count > 0.0 { sum / count } else { 0.0 }
+}

@@ -1,0 +1,157 @@
+//! Placement and path advice on built-in machines.
+
+use gdrd_topology::advise::{Destination, PathKind, advise_path};
+use gdrd_topology::assemble::ReadOptions;
+use gdrd_topology::gdr::GdrState;
+use gdrd_topology::level::Level;
+use gdrd_topology::model::Snapshot;
+use gdrd_topology::place::{PlaceRequest, Placement, place};
+use gdrd_topology::plan::{PlanOptions, plan};
+use gdrd_topology::profile;
+
+fn dgx() -> Snapshot {
+    profile::builtin("dgx-a100").expect("the profile is built in")
+}
+
+fn placed(snapshot: &Snapshot, request: PlaceRequest) -> Placement {
+    place(snapshot, &PlanOptions::default(), &request).expect("the request is valid")
+}
+
+#[test]
+fn two_gpus_and_two_nics_come_from_one_switch() {
+    let answer = placed(&dgx(), PlaceRequest { gpus: 2, nics: 2, ..PlaceRequest::default() });
+    assert_eq!(answer.sets.len(), 8);
+    for (set, (gpus, nics)) in answer.sets.iter().zip([
+        (["GPU0", "GPU1"], ["mlx5_0", "mlx5_1"]),
+        (["GPU2", "GPU3"], ["mlx5_2", "mlx5_3"]),
+        (["GPU4", "GPU5"], ["mlx5_6", "mlx5_7"]),
+        (["GPU6", "GPU7"], ["mlx5_8", "mlx5_9"]),
+    ]) {
+        assert_eq!(
+            (set.gpus.as_slice(), set.nics.as_slice()),
+            (&gpus.map(str::to_owned)[..], &nics.map(str::to_owned)[..])
+        );
+    }
+    assert!(answer.sets[0].score >= answer.sets[4].score && answer.sets[0].score > 80.0);
+}
+
+#[test]
+fn busy_devices_are_left_out_and_broken_switches_used_first() {
+    let busy = PlaceRequest {
+        busy_gpus: vec!["GPU2".to_owned(), "0000:07:00.0".to_owned()],
+        busy_nics: vec!["mlx5_3".to_owned()],
+        ..PlaceRequest::default()
+    };
+    let answer = placed(&dgx(), busy);
+    // GPU1 and GPU3 have lost their neighbours: taking them spoils no pair.
+    assert_eq!(answer.sets[0].gpus, ["GPU1"]);
+    assert_eq!(answer.sets[1].gpus, ["GPU3"]);
+    assert_eq!(answer.sets[1].nics, ["mlx5_2"]);
+    assert!(answer.sets[2].reasons.iter().any(|reason| reason.contains("leaves 1 free GPUs")));
+}
+
+#[test]
+fn constraints_are_kept_and_an_empty_answer_says_why() {
+    let snapshot = dgx();
+    let switch = PlaceRequest { gpus: 2, nics: 2, same_switch: true, max_sets: 64, ..PlaceRequest::default() };
+    assert_eq!(placed(&snapshot, switch.clone()).sets.len(), 4);
+    assert_eq!(placed(&snapshot, PlaceRequest { same_switch: false, same_numa: true, ..switch.clone() }).sets.len(), 4);
+    let three = placed(&snapshot, PlaceRequest { gpus: 3, ..switch });
+    assert_eq!(three.sets, []);
+    assert_eq!(three.reason.as_deref(), Some("no set of free devices fulfils the constraints"));
+    let many = placed(&snapshot, PlaceRequest { gpus: 9, ..PlaceRequest::default() });
+    assert_eq!(many.reason.as_deref(), Some("9 GPUs wanted, 8 of 8 are free"));
+    let all = placed(&snapshot, PlaceRequest { gpus: 8, nics: 8, nvlink: true, ..PlaceRequest::default() });
+    assert_eq!(all.sets.len(), 1);
+    assert!(!all.sets[0].nics.contains(&"mlx5_4".to_owned()));
+}
+
+#[test]
+fn impossible_requests_and_unknown_devices_are_errors() {
+    let snapshot = dgx();
+    let ask = |request: PlaceRequest| place(&snapshot, &PlanOptions::default(), &request);
+    assert!(ask(PlaceRequest { gpus: 0, ..PlaceRequest::default() }).unwrap_err().to_string().contains("gpus is 0"));
+    assert!(ask(PlaceRequest { max_sets: 65, ..PlaceRequest::default() }).is_err());
+    let busy = PlaceRequest { busy_gpus: vec!["GPU9".to_owned()], ..PlaceRequest::default() };
+    assert!(ask(busy).unwrap_err().to_string().contains("GPU9"));
+}
+
+#[test]
+fn a_rack_of_72_gpus_is_placed_from_each_gpu() {
+    let mut text = "gdrd-host-profile 1\nnuma 0\n".to_owned();
+    for domain in 0..72 {
+        text += &format!(
+            "pci {domain:04x}:00:00.0 1000:c010 060400 pci{domain:04x}:00 32x16 numa=0\n\
+             pci {domain:04x}:01:00.0 10de:2941 030200 {domain:04x}:00:00.0 32x16\n\
+             nvlink {domain:04x}:01:00.0 switch 18\n"
+        );
+    }
+    let snapshot = profile::snapshot(&text, None, &ReadOptions::default()).unwrap();
+    let answer = placed(&snapshot, PlaceRequest { gpus: 8, nics: 0, nvlink: true, ..PlaceRequest::default() });
+    assert_eq!(answer.sets.len(), 8);
+    assert!(answer.sets.iter().all(|set| set.gpus.len() == 8 && set.nics.is_empty()));
+}
+
+#[test]
+fn large_requests_on_large_hosts_stay_within_bounds() {
+    let mut text = "gdrd-host-profile 1\nnuma 0\n".to_owned();
+    for domain in 0..256 {
+        text += &format!(
+            "pci {domain:04x}:00:00.0 1000:c010 060400 pci{domain:04x}:00 32x16 numa=0\n\
+             pci {domain:04x}:01:00.0 10de:2941 030200 {domain:04x}:00:00.0 32x16\n\
+             pci {domain:04x}:01:00.1 15b3:1021 020700 {domain:04x}:00:00.0 32x16\n\
+             hca ib{domain} {domain:04x}:01:00.1\n"
+        );
+    }
+    let snapshot = profile::snapshot(&text, None, &ReadOptions::default()).unwrap();
+    let answer = placed(&snapshot, PlaceRequest { gpus: 16, nics: 64, max_sets: 2, ..PlaceRequest::default() });
+    assert_eq!(answer.sets.len(), 2);
+    assert_eq!(answer.sets[0].nics.len(), 64);
+}
+
+#[test]
+fn same_host_traffic_takes_nvlink_then_a_switch_then_host_memory() {
+    let snapshot = dgx();
+    let dgx_plan = plan(&snapshot, &PlanOptions::default());
+    let to = |snapshot: &Snapshot, from: &str, to: &str| {
+        let plan = plan(snapshot, &PlanOptions::default());
+        advise_path(snapshot, &plan, from, &Destination::Gpu(to.to_owned())).unwrap()
+    };
+    let nvlink = to(&snapshot, "GPU0", "GPU7");
+    assert_eq!((nvlink.kind, nvlink.gbps, nvlink.via.len()), (PathKind::Nvlink, Some(2400.0), 0));
+    assert_eq!(to(&snapshot, "GPU0", "GPU0").kind, PathKind::SameGpu);
+    let plain = profile::builtin("two-socket-2gpu").unwrap();
+    let staged = to(&plain, "GPU0", "GPU1");
+    assert_eq!((staged.kind, staged.level), (PathKind::Staged, Some(Level::Sys)));
+    let mut without = snapshot.clone();
+    without.host.nvlinks.clear();
+    let p2p = to(&without, "GPU0", "GPU1");
+    assert_eq!((p2p.kind, p2p.gbps.map(f64::round)), (PathKind::PcieP2p, Some(252.0)));
+    assert!(advise_path(&snapshot, &dgx_plan, "GPU0", &Destination::Gpu("GPU8".to_owned())).is_err());
+}
+
+#[test]
+fn remote_traffic_goes_by_the_paired_nic_unless_gpudirect_cannot_work() {
+    let snapshot = dgx();
+    let mut plan = plan(&snapshot, &PlanOptions::default());
+    let remote = advise_path(&snapshot, &plan, "GPU1", &Destination::Remote).unwrap();
+    assert_eq!((remote.kind, remote.via.as_slice()), (PathKind::GpudirectRdma, &["mlx5_0".to_owned()][..]));
+    assert_eq!(remote.gbps, Some(200.0));
+    plan.gpus[1].nics[0].gdr.state = GdrState::Failed;
+    assert_eq!(advise_path(&snapshot, &plan, "GPU1", &Destination::Remote).unwrap().kind, PathKind::Staged);
+    plan.gpus[1].assigned.clear();
+    let none = advise_path(&snapshot, &plan, "GPU1", &Destination::Remote).unwrap();
+    assert_eq!((none.kind, none.via.len()), (PathKind::Staged, 0));
+}
+
+#[test]
+fn storage_goes_straight_to_the_near_drive_and_bounces_to_a_far_one() {
+    let snapshot = dgx();
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let near = advise_path(&snapshot, &plan, "GPU0", &Destination::Drive(None)).unwrap();
+    assert_eq!((near.kind, near.to.as_str(), near.level), (PathKind::GpudirectStorage, "nvme0", Some(Level::Pxb)));
+    let far = advise_path(&snapshot, &plan, "GPU0", &Destination::Drive(Some("nvme3".to_owned()))).unwrap();
+    assert_eq!((far.kind, far.level), (PathKind::Bounce, Some(Level::Sys)));
+    let missing = advise_path(&snapshot, &plan, "GPU0", &Destination::Drive(Some("nvme99".to_owned())));
+    assert!(missing.unwrap_err().to_string().contains("nvme99"));
+}
