@@ -245,7 +245,7 @@ impl BrokerRing {
         if !bell::raise(&self.client_waiting, &self.wakes) {
             return Ok(false);
         }
-        futex_wake(&self.wakes, u32::MAX >> 1)?;
+        futex_wake(&self.wakes, u32::MAX)?;
         Ok(true)
     }
 

@@ -201,7 +201,17 @@ impl Futex {
 
 #[test]
 fn a_client_that_waits_misses_no_completion() {
-    check(|| {
+    waits(true);
+}
+
+/// As with tickets, which announce anew and never say that they are awake.
+#[test]
+fn a_client_that_leaves_its_announcement_standing_misses_no_completion() {
+    waits(false);
+}
+
+fn waits(retracts: bool) {
+    check(move || {
         let (mut producer, mut consumer) = ring(2, 0);
         let waiting = word(0);
         let futex = Arc::new(Futex { word: word(0), queue: Mutex::new(()), woken: Condvar::new() });
@@ -221,7 +231,9 @@ fn a_client_that_waits_misses_no_completion() {
                 if polled.is_none() {
                     futex.wait(seen);
                 }
-                bell::retract(&waiting);
+                if retracts {
+                    bell::retract(&waiting);
+                }
                 if let Some(value) = polled {
                     assert_eq!(value, expected);
                     break;

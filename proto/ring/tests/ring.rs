@@ -12,7 +12,7 @@ use gdrd_ring::{
     ClientRing, Completion, CompletionOpcode, Geometry, INLINE_MAX_BYTES, InlineData, MAX_DEPTH, OpenError, Operation,
     Queue, Refusal, RingError, Source, Status, Submission, SubmissionFlags, SubmitError, Submitted, Wake, abi,
 };
-use gdrd_shm::Segment;
+use gdrd_shm::{Segment, WaitOutcome};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A peer that is silent for so long has died.
@@ -241,6 +241,24 @@ fn only_a_client_that_waits_is_woken() {
     let client = thread::spawn(move || client.wait(PATIENCE));
     serve_one(&mut broker);
     assert_eq!(client.join().unwrap().unwrap().unwrap().wr_id, 2);
+}
+
+#[test]
+fn a_ticket_ends_with_the_next_completion_and_when_waits_are_cancelled() {
+    let (mut client, mut broker) = pair(4, 0);
+    client.submit(&signaled(1)).unwrap();
+    let _ = client.flush();
+    let ticket = client.announce_wait().unwrap();
+    assert_eq!(client.poll(), Ok(None));
+    assert_eq!(ticket.wait(Some(Duration::from_millis(1))), Ok(WaitOutcome::TimedOut));
+    let waiter = thread::spawn(move || ticket.wait(PATIENCE));
+    serve_one(&mut broker);
+    assert_eq!(waiter.join().unwrap(), Ok(WaitOutcome::Woken));
+    assert_eq!(client.poll().unwrap().unwrap().wr_id, 1);
+    let ticket = client.announce_wait().unwrap();
+    let waiter = thread::spawn(move || ticket.wait(PATIENCE));
+    client.cancel_waits();
+    assert_eq!(waiter.join().unwrap(), Ok(WaitOutcome::Woken));
 }
 
 #[test]

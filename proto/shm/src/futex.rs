@@ -35,11 +35,13 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) ->
     }
 }
 
-/// Wakes at most `count` threads that wait on `word`; returns how many were woken. Never blocks.
+/// Wakes at most `count` threads that wait on `word`, all with `u32::MAX`; returns how many were woken. Never blocks.
 ///
 /// # Errors
 /// [`ShmError::Kernel`] with what futex(2) answers.
 pub fn futex_wake(word: &AtomicU32, count: u32) -> Result<usize, ShmError> {
+    // The kernel reads the count as an int, and a negative one as 1.
+    let count = count.min(i32::MAX.unsigned_abs());
     futex::wake(word, Flags::empty(), count).map_err(|source| refused("futex(FUTEX_WAKE)", source))
 }
 

@@ -73,6 +73,43 @@ fn a_wait_on_another_value_returns_at_once_and_a_wait_alone_times_out() {
     assert_eq!(futex_wake(word, 1), Ok(0));
 }
 
+/// Whether the thread sleeps in the kernel, proc_pid_stat(5).
+fn is_asleep(thread: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+    stat.rsplit_once(") ").unwrap().1.starts_with('S')
+}
+
+#[test]
+fn the_largest_count_wakes_every_waiter_at_once() {
+    const ROUNDS: u32 = 1000;
+    let segment = Segment::create("gdrd-test", 4096).unwrap();
+    let word = segment.atomic_u32(0).unwrap();
+    let (report, reports) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let report = report.clone();
+            scope.spawn(move || {
+                report.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+                while word.load(Ordering::Acquire) == 0 {
+                    futex_wait(word, 0, Some(PATIENCE)).unwrap();
+                }
+            });
+        }
+        let waiters: Vec<i32> = reports.iter().take(2).collect();
+        // A thread is shown asleep an instant before it is in the queue, so one round may miss it.
+        let woken = (0..ROUNDS).map(|_| {
+            while !waiters.iter().all(|waiter| is_asleep(*waiter)) {
+                std::thread::yield_now();
+            }
+            futex_wake(word, u32::MAX).unwrap()
+        });
+        let most = woken.take_while(|woken| *woken < 2).count();
+        word.store(1, Ordering::Release);
+        futex_wake(word, u32::MAX).unwrap();
+        assert!(most < ROUNDS as usize, "one call never woke both");
+    });
+}
+
 #[test]
 fn the_floor_is_measured_once_a_round() {
     const ROUNDS: u32 = 200;
