@@ -92,8 +92,10 @@ pub fn place(snapshot: &Snapshot, options: &PlanOptions, request: &PlaceRequest)
         return Ok(Placement { sets: Vec::new(), reason: Some(reason) });
     }
     let scorer = Scorer::new(host, &gpus, &nics);
-    let mut found: Vec<score::Scored> =
-        candidate_sets(&scorer, request.gpus).into_iter().filter_map(|set| scorer.score(&set, request)).collect();
+    let sets = candidate_sets(&scorer, request.gpus);
+    let exact = scorer.may_be_exact(sets.len(), request.nics);
+    let scored = sets.iter().filter_map(|set| scorer.score(set, request, exact));
+    let mut found: Vec<score::Scored> = scored.collect();
     found.sort_by(|a, b| a.cost.total_cmp(&b.cost).then(a.spoilt.cmp(&b.spoilt)).then(a.gpus.cmp(&b.gpus)));
     found.truncate(request.max_sets);
     let reason = found.is_empty().then(|| "no set of free devices fulfils the constraints".to_owned());
