@@ -150,13 +150,13 @@ pub(crate) struct Explain {
 #[derive(Debug, Args)]
 pub(crate) struct Place {
     /// How many GPUs the job wants
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) gpus: u32,
     /// GPUs that must not be used, by name, UUID or PCI address
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) exclude: Vec<String>,
     /// Most sets to propose
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) max_results: u32,
     #[command(flatten)]
     pub(crate) input: Input,

@@ -51,7 +51,7 @@ fn a_sysfs_tree_gives_the_plan_of_the_profile_it_was_built_from() {
 
 #[test]
 fn every_topology_verb_reads_an_input_in_both_formats() {
-    let verbs: [&[&str]; 3] = [&["topo"], &["topo", "--tree"], &["explain", "GPU0"]];
+    let verbs: [&[&str]; 4] = [&["topo"], &["topo", "--tree"], &["explain", "GPU0"], &["place", "--gpus", "2"]];
     for verb in verbs {
         let with_input = [verb, &["--input", "dgx-a100"]].concat();
         let shown = gdrctl(&with_input);

@@ -39,8 +39,8 @@ pub use buffer::{Buffer, MemoryKind, Registration};
 pub use client::{Client, ClientOptions};
 pub use error::ClientError;
 pub use gdrd_ring::{
-    Completion, CompletionOpcode, InlineData, LocalSpan, Operation, RemoteSpan, Source, Status, Submission,
-    SubmissionFlags,
+    Completion, CompletionOpcode, InlineData, LocalSpan, Operation, RefusalReason, RemoteSpan, Source, Status,
+    Submission, SubmissionFlags,
 };
 pub use leases::LeaseWatch;
 pub use options::{AcquireOptions, QueuePairOptions};

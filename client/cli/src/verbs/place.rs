@@ -1,7 +1,10 @@
 //! `gdrctl place`: scored sets of GPUs and NICs for a scheduler, best first.
 
-use anyhow::Context as _;
 use gdrd_client::v1;
+use gdrd_topology::TopologyError;
+use gdrd_topology::model::Snapshot;
+use gdrd_topology::place::{PlaceRequest, place};
+use gdrd_topology::plan::PlanOptions;
 use serde::Serialize;
 use serde_json::json;
 
@@ -16,6 +19,8 @@ struct View {
     schema: &'static str,
     generation: u64,
     placements: Vec<Placement>,
+    /// Why there is none, if so.
+    reason: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -34,13 +39,45 @@ pub(crate) fn run(global: &Global, options: &Place) -> anyhow::Result<Outcome> {
 }
 
 fn view(global: &Global, options: &Place) -> anyhow::Result<View> {
+    if let Some(path) = &options.input.input {
+        return Ok(own(&source::own(path)?, options)?);
+    }
     let request = v1::PlaceRequest {
         gpus: options.gpus,
         max_results: options.max_results,
         exclude_gpus: options.exclude.clone(),
     };
-    let answer = source::ask(global, async |client| client.place(request.clone()).await)?;
-    answer.map(of_daemon).context("no daemon")
+    match source::ask(global, async |client| client.place(request.clone()).await)? {
+        Some(answer) => Ok(of_daemon(answer)),
+        None => Ok(own(&source::live()?, options)?),
+    }
+}
+
+/// As many NICs as GPUs where the host has them, else GPUs alone.
+fn own(snapshot: &Snapshot, options: &Place) -> Result<View, TopologyError> {
+    let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    let request = PlaceRequest {
+        gpus: count(options.gpus),
+        nics: count(options.gpus),
+        busy_gpus: options.exclude.clone(),
+        max_sets: count(options.max_results),
+        ..PlaceRequest::default()
+    };
+    let plan = PlanOptions::default();
+    let mut found = place(snapshot, &plan, &request)?;
+    if found.sets.is_empty() {
+        let without_nics = place(snapshot, &plan, &PlaceRequest { nics: 0, ..request })?;
+        found.sets = without_nics.sets;
+    }
+    let placements = found.sets.into_iter().map(|set| Placement {
+        gpus: set.gpus,
+        nics: set.nics,
+        score: set.score,
+        reason: set.reasons.join("; "),
+    });
+    let placements: Vec<Placement> = placements.collect();
+    let reason = found.reason.filter(|_| placements.is_empty());
+    Ok(View { schema: SCHEMA, generation: snapshot.generation, placements, reason })
 }
 
 fn of_daemon(answer: v1::PlaceResponse) -> View {
@@ -50,16 +87,49 @@ fn of_daemon(answer: v1::PlaceResponse) -> View {
         score: placement.score,
         reason: placement.reason,
     });
-    View { schema: SCHEMA, generation: answer.generation, placements: placements.collect() }
+    View { schema: SCHEMA, generation: answer.generation, placements: placements.collect(), reason: None }
 }
 
 fn as_text(view: &View) -> String {
     if view.placements.is_empty() {
-        return "no set of free GPUs is large enough\n".to_owned();
+        let reason = view.reason.as_deref().unwrap_or("no set of free GPUs is large enough");
+        return format!("none: {reason}\n");
     }
     let rows = view.placements.iter().map(|placement| {
         let score = format!("{:.2}", placement.score);
         vec![score, placement.gpus.join(","), placement.nics.join(","), placement.reason.clone()]
     });
     output::table(&[Column::Right("SCORE"), Column::Left("GPUS"), Column::Left("NICS"), Column::Left("WHY")], rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Input;
+    use std::path::Path;
+
+    fn placed(gpus: u32, exclude: &[&str]) -> Result<View, TopologyError> {
+        let exclude = exclude.iter().map(|gpu| (*gpu).to_owned()).collect();
+        let options = Place { gpus, exclude, max_results: 8, input: Input { input: None } };
+        own(&source::own(Path::new("dgx-a100")).unwrap(), &options)
+    }
+
+    #[test]
+    fn sets_have_the_size_asked_for_and_leave_out_what_is_excluded() {
+        let view = placed(2, &["GPU0"]).unwrap();
+        assert!(!view.placements.is_empty());
+        for placement in &view.placements {
+            assert_eq!(placement.gpus.len(), 2);
+            assert!(!placement.gpus.contains(&"GPU0".to_owned()));
+        }
+        let scores: Vec<f64> = view.placements.iter().map(|placement| placement.score).collect();
+        assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+    }
+
+    #[test]
+    fn more_gpus_than_there_are_is_none_with_its_reason_and_an_unknown_name_an_error() {
+        let view = placed(9, &[]).unwrap();
+        assert!(view.placements.is_empty() && as_text(&view).starts_with("none: "), "{view:?}");
+        assert!(placed(1, &["GPU99"]).is_err());
+    }
 }
