@@ -12,7 +12,7 @@
 //! | [`COMPLETION_HEAD`] | client | completions copied out |
 //! | [`BROKER_SLEEPING`] | both | 1: ring the eventfd; the client that does sets it to 0 |
 //! | [`CLIENT_WAITING`] | both | 1: wake [`WAKE_COUNT`]; the broker that does sets it to 0 |
-//! | [`WAKE_COUNT`] | both | futex word, counts wakes; the client adds to it to end its own waits |
+//! | [`WAKE_COUNT`] | both | futex word, counts wakes (a publish wakes at most 16 sleepers, the close all); the client adds to it to end its own waits |
 //! | [`STATE`] | broker | [`STATE_OPEN`], or why no more is taken |
 //! | `submission_offset` | client | [`SubmissionEntry`] × `submission_capacity` |
 //! | `completion_offset` | broker | [`CompletionEntry`] × `completion_capacity` |

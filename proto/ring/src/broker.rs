@@ -17,6 +17,10 @@ use crate::error::{Corrupt, NotOutstanding, RingError};
 use crate::geometry::Geometry;
 use crate::submission::{Queue, Refusal, Submission};
 
+/// Sleepers that a publish wakes. A client has one or two; one with ten thousand would keep the broker from everyone
+/// else.
+const MOST_WOKEN: u32 = 16;
+
 /// An entry that was taken. It has a completion slot, given back by exactly one call of
 /// [`BrokerRing::complete`] or [`BrokerRing::retire`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -238,14 +242,14 @@ impl BrokerRing {
     /// [`RingError::Segment`] when the kernel refuses the wake; the completions are visible.
     pub fn publish(&mut self) -> Result<bool, RingError> {
         // (tail) release inside; the (bell) fence inside `wake_client` orders it before the look.
-        Ok(self.completions.publish() && self.wake_client()?)
+        Ok(self.completions.publish() && self.wake_client(MOST_WOKEN)?)
     }
 
-    fn wake_client(&self) -> Result<bool, ShmError> {
+    fn wake_client(&self, most: u32) -> Result<bool, ShmError> {
         if !bell::raise(&self.client_waiting, &self.wakes) {
             return Ok(false);
         }
-        futex_wake(&self.wakes, u32::MAX)?;
+        futex_wake(&self.wakes, most)?;
         Ok(true)
     }
 
@@ -294,7 +298,7 @@ impl BrokerRing {
         self.completions.publish();
         // (state) release: the completions published above are visible to who sees it.
         Word::store(&self.state, state, Ordering::Release);
-        self.wake_client()?;
+        self.wake_client(u32::MAX)?;
         Ok(())
     }
 }

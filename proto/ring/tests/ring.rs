@@ -262,6 +262,17 @@ fn a_ticket_ends_with_the_next_completion_and_when_waits_are_cancelled() {
 }
 
 #[test]
+fn closing_wakes_more_sleepers_than_a_publish_does() {
+    let (mut client, broker) = pair(4, 0);
+    let tickets: Vec<_> = (0..40).map(|_| client.announce_wait().unwrap()).collect();
+    let waiters: Vec<_> = tickets.into_iter().map(|ticket| thread::spawn(move || ticket.wait(PATIENCE))).collect();
+    broker.close().unwrap();
+    for waiter in waiters {
+        assert_eq!(waiter.join().unwrap(), Ok(WaitOutcome::Woken));
+    }
+}
+
+#[test]
 fn waits_and_wakes_survive_many_rounds_of_both_sides_sleeping() {
     const ROUNDS: u64 = 500;
     let (mut client, mut broker) = pair(4, 0);

@@ -244,6 +244,8 @@ impl SlotTable {
         if !place.gate.is_live() {
             return Err(SlotError::NotPublished { slot });
         }
+        // Under the lock, so that a late look at the previous generation's end cannot pass for this one's.
+        let _waiters = self.lock();
         place.was_quiet.store(false, Ordering::Relaxed);
         Ok(Generation(place.gate.retire()))
     }

@@ -74,6 +74,26 @@ fn completions_that_come_while_all_sleep_wake_broker_and_client() {
 }
 
 #[test]
+fn an_idle_broker_makes_no_wake_ups_even_with_receives_posted() {
+    let idle = World::new();
+    let (mut left, mut right) = idle.pair(1);
+    burst(&mut left, &mut right, 15);
+    left.client.post(&request(1, recv(left.buffer.local(0, 8))));
+    let sleeps = || idle.broker.stats().threads[0].sleeps;
+    let busy = World::new();
+    let (mut a, mut b) = busy.pair(1);
+    // The first rounds may still see it come to rest.
+    let came_to_rest = (0..10).any(|_| {
+        let before = sleeps();
+        for round in 0..200 {
+            burst(&mut a, &mut b, round);
+        }
+        before == sleeps()
+    });
+    assert!(came_to_rest, "the idle broker woke {} times", sleeps());
+}
+
+#[test]
 fn queue_pairs_spread_over_threads_and_each_is_served() {
     let threads = vec![crate::broker::Placement::default(); 2];
     let world = World::with(Config { threads, spin: Duration::ZERO, ..Config::default() });
