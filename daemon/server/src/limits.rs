@@ -55,3 +55,6 @@ pub(crate) const MAX_PAGE_BYTES: usize = 2 * 1024 * 1024;
 
 /// Proofs looked at at one time, each on a thread of its own that may block.
 pub(crate) const MAX_PROOFS_AT_ONCE: usize = 8;
+
+/// Placements scored at one time; others wait their turn.
+pub(crate) const MAX_PLACEMENTS_AT_ONCE: usize = 2;

@@ -21,6 +21,7 @@ use gdrd_proto::v1::host_server::HostServer;
 use gdrd_proto::v1::queue_pairs_server::QueuePairsServer;
 use gdrd_proto::v1::topology_server::TopologyServer;
 use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 use tonic::transport::{Error, Server};
@@ -29,7 +30,7 @@ pub use host::{Backend, HostFacts};
 pub(crate) use topology::wire_plan;
 
 use crate::admission::Admission;
-use crate::limits::{MAX_HEADER_BYTES, MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, ServerLimits};
+use crate::limits::{MAX_HEADER_BYTES, MAX_PLACEMENTS_AT_ONCE, MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, ServerLimits};
 use crate::session::Sessions;
 use crate::topology::Topology;
 
@@ -82,7 +83,8 @@ async fn router(parts: Parts, limits: &ServerLimits, admission: &Arc<Admission>,
         grpc_connections: Arc::clone(admission),
         session_connections,
     };
-    let topology = topology::TopologyService { topology, stop: stop.clone() };
+    let placing = Arc::new(Semaphore::new(MAX_PLACEMENTS_AT_ONCE));
+    let topology = topology::TopologyService { topology, stop: stop.clone(), placing };
     let buffers = buffers::Buffers { engine: engine.clone(), sessions: sessions.clone(), stop: stop.clone() };
     let queue_pairs = queue_pairs::QueuePairs { engine, sessions };
     let (reporter, health) = tonic_health::server::health_reporter();

@@ -6,14 +6,16 @@ use std::sync::Arc;
 use futures_util::{Stream, StreamExt};
 use gdrd_proto::v1::{self, topology_server};
 use gdrd_topology::TopologyError;
+use gdrd_topology::place::{PlaceRequest, PlaceSet, place};
 use gdrd_topology::plan::contract::{GpuPlan, NicPlan, PairPlan, Plan};
 use gdrd_topology::plan::explain;
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-use crate::status::status;
+use crate::status::{bad_argument, status};
 use crate::topology::{Topology, View};
 
 /// The service.
@@ -21,6 +23,8 @@ use crate::topology::{Topology, View};
 pub(crate) struct TopologyService {
     pub(crate) topology: Topology,
     pub(crate) stop: CancellationToken,
+    /// Turns of placing, which takes the CPU for a while.
+    pub(crate) placing: Arc<Semaphore>,
 }
 
 #[tonic::async_trait]
@@ -67,15 +71,62 @@ impl topology_server::Topology for TopologyService {
         }))
     }
 
-    async fn place(&self, _request: Request<v1::PlaceRequest>) -> Result<Response<v1::PlaceResponse>, Status> {
-        Err(status(Code::Unavailable, "UNSUPPORTED", "this build answers no placement; choose GPUs from the plan"))
+    async fn place(&self, request: Request<v1::PlaceRequest>) -> Result<Response<v1::PlaceResponse>, Status> {
+        let view = self.topology.current();
+        let request = place_request(request.into_inner(), view.plan())?;
+        let options = self.topology.clone();
+        // Scoring every set of a large host takes a while, and anyone may ask.
+        let turn = Arc::clone(&self.placing).acquire_owned().await.map_err(|_| stopping())?;
+        let answer = tokio::task::spawn_blocking(move || {
+            let placed = place(view.snapshot(), options.options(), &request);
+            drop(turn);
+            placed.map(|placement| (view.generation(), placement))
+        });
+        let (generation, placement) = answer.await.map_err(|_| stopping())?.map_err(|refusal| of_topology(&refusal))?;
+        let set = |set: PlaceSet| v1::Placement {
+            gpus: set.gpus,
+            nics: set.nics,
+            score: set.score,
+            reason: set.reasons.join("; "),
+        };
+        let placements = placement.sets.into_iter().map(set).collect();
+        Ok(Response::new(v1::PlaceResponse { generation, placements, reason: placement.reason.unwrap_or_default() }))
     }
+}
+
+/// Sets returned unless the request says otherwise.
+const DEFAULT_PLACEMENTS: u32 = 8;
+
+fn place_request(request: v1::PlaceRequest, plan: &Plan) -> Result<PlaceRequest, Status> {
+    let count = |field: &str, value: u32| {
+        usize::try_from(value).map_err(|_| bad_argument(format!("{field} {value} is out of range")))
+    };
+    let gpus = count("gpus", request.gpus)?;
+    let used = plan.nics.iter().filter(|nic| !nic.gpus.is_empty()).count();
+    let nics = request.nics.map_or(Ok(gpus.min(used)), |nics| count("nics", nics))?;
+    let max_sets = if request.max_results == 0 { DEFAULT_PLACEMENTS } else { request.max_results };
+    Ok(PlaceRequest {
+        gpus,
+        nics,
+        busy_gpus: request.exclude_gpus,
+        busy_nics: request.exclude_nics,
+        nvlink: request.nvlink,
+        same_switch: request.same_switch,
+        same_numa: request.same_numa,
+        max_sets: count("max_results", max_sets)?,
+    })
+}
+
+fn stopping() -> Status {
+    status(Code::Unavailable, "SHUTTING_DOWN", "the daemon is shutting down")
 }
 
 /// The table for topology: what a caller names wrongly is its fault, all else is ours.
 fn of_topology(refusal: &TopologyError) -> Status {
     match refusal {
-        TopologyError::NoSuchDevice { .. } => status(Code::NotFound, "GPU_UNKNOWN", refusal.to_string()),
+        TopologyError::NoSuchDevice { what: "GPU", .. } => status(Code::NotFound, "GPU_UNKNOWN", refusal.to_string()),
+        TopologyError::NoSuchDevice { .. } => status(Code::NotFound, "NIC_UNKNOWN", refusal.to_string()),
+        TopologyError::BadRequest { .. } => bad_argument(refusal.to_string()),
         _ => status(Code::Internal, "INTERNAL", refusal.to_string()),
     }
 }
