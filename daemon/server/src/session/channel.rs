@@ -23,6 +23,7 @@ use tokio::sync::Notify;
 
 use super::goodbye::SessionEnd;
 use super::packet::{self, MAX_PACKET_FDS, PacketBuffer, Received};
+use crate::admission::Admitted;
 use crate::readiness::watch;
 
 /// What fds are sent for.
@@ -58,6 +59,8 @@ pub(super) enum Incoming {
 /// The connection.
 #[derive(Debug)]
 pub(crate) struct Channel {
+    /// Before the socket, so that a client which sees the end finds its place free.
+    _place: Option<Admitted>,
     socket: AsyncFd<OwnedFd>,
     outbox: Mutex<Outbox>,
     ending: Notify,
@@ -81,8 +84,9 @@ impl Channel {
     ///
     /// # Errors
     /// As the runtime's registration of the fd.
-    pub(super) fn new(socket: OwnedFd, max_queued: u32) -> io::Result<Self> {
+    pub(super) fn new(socket: OwnedFd, place: Option<Admitted>, max_queued: u32) -> io::Result<Self> {
         Ok(Self {
+            _place: place,
             socket: watch(socket, Interest::READABLE)?,
             outbox: Mutex::default(),
             ending: Notify::new(),
@@ -150,6 +154,7 @@ impl Channel {
         let mut outbox = self.outbox();
         outbox.ended = true;
         outbox.queue.clear();
+        packet::refuse_more(self.fd());
         let _ = packet::send(self.fd(), &end.to_message().encode_to_vec(), &[] as &[OwnedFd]);
     }
 

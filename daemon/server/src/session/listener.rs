@@ -99,18 +99,17 @@ impl Listener {
 
     fn start(&self, tasks: &TaskTracker, socket: OwnedFd) {
         let Ok(credentials) = Credentials::of(socket.as_fd()) else { return };
-        let channel = match Channel::new(socket, self.shared.limits.max_queued_deliveries) {
+        let place = self.admission.admit(credentials.uid);
+        let admitted = place.is_some();
+        let channel = match Channel::new(socket, place, self.shared.limits.max_queued_deliveries) {
             Ok(channel) => channel,
             Err(error) => return warn!(%error, "session connection dropped"),
         };
-        let Some(place) = self.admission.admit(credentials.uid) else {
+        if !admitted {
             debug!(uid = credentials.uid, "session connection refused: too many");
             return channel.goodbye(&SessionEnd::TooManyConnections { uid: credentials.uid });
-        };
+        }
         let shared = Arc::clone(&self.shared);
-        tasks.spawn(async move {
-            task::serve(channel, &shared).await;
-            drop(place);
-        });
+        tasks.spawn(async move { task::serve(channel, &shared).await });
     }
 }

@@ -11,11 +11,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use gdrd_proto::MAX_SESSION_PACKET_BYTES;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
 
 /// Most fds of one packet, either way: a GPU node has 8 to 16 GPUs, a delivery 3 fds (SCM_MAX_FD of unix(7) is 253).
 pub(super) const MAX_PACKET_FDS: usize = 32;
+
+/// More packets than a socket's buffer holds with the defaults of Linux: 208 KiB, each packet charged 512 bytes at least.
+const MAX_WAITING_PACKETS: usize = 512;
 
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_PACKET_FDS));
 
@@ -73,6 +76,20 @@ fn receive(
         truncated: found.flags.contains(ReturnFlags::TRUNC),
         fds_cut: found.flags.contains(ReturnFlags::CTRUNC),
     })
+}
+
+/// Takes no more packets and drops those that wait, with their fds. A socket closed over unread packets would give its
+/// peer a reset in place of the goodbye (unix_release_sock of net/unix/af_unix.c).
+pub(super) fn refuse_more(socket: BorrowedFd<'_>) {
+    // From here on the peer's sends fail, so what waits only gets less.
+    let _ = shutdown(socket, Shutdown::Read);
+    let mut buffer: PacketBuffer = [0; MAX_SESSION_PACKET_BYTES];
+    for _ in 0..MAX_WAITING_PACKETS {
+        match receive_plain(socket, &mut buffer) {
+            Ok(received) if received.len_bytes > 0 => {}
+            _ => return,
+        }
+    }
 }
 
 /// Sends one packet with its fds, or fails with `WouldBlock` where the peer reads too slowly.
