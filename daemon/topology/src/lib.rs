@@ -42,6 +42,7 @@ mod guid;
 pub mod level;
 pub mod link;
 pub mod model;
+pub mod nccl_xml;
 pub mod path;
 pub mod place;
 pub mod plan;
