@@ -43,14 +43,17 @@ pub mod level;
 pub mod link;
 pub mod model;
 pub mod nccl_xml;
+mod pasted;
 pub mod path;
 pub mod place;
 pub mod plan;
 pub mod profile;
 mod read;
 pub mod render;
+pub mod rocm_topo;
 pub mod source;
 pub mod sysfs;
+pub mod topo_m;
 
 pub use error::TopologyError;
 pub use read::{read_input, read_live, read_root};

@@ -1,0 +1,166 @@
+//! Text of `rocm-smi --showtopo` and `--showtoponuma`: NUMA nodes of GPUs and the links between them.
+//!
+//! No NICs and no addresses. Lines that are no part of it are skipped.
+
+use std::collections::BTreeMap;
+
+use crate::level::Level;
+use crate::model::{GivenLevel, NamedGpu, NumaId, RawHost};
+use crate::pasted;
+use crate::source::SourceKind;
+
+const SOURCE: SourceKind = SourceKind::RocmTopo;
+
+/// Largest text that is read, in bytes.
+pub const MAX_ROCM_BYTES: usize = 1 << 20;
+/// Most GPUs of a host.
+pub const MAX_ROCM_GPUS: usize = 256;
+
+/// Why a text is no such output.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadRocmTopo(String);
+
+/// What the lines say, by GPU number.
+#[derive(Debug, Default)]
+struct Facts {
+    node: BTreeMap<usize, String>,
+    affinity: BTreeMap<usize, String>,
+    hops: BTreeMap<(usize, usize), String>,
+    link: BTreeMap<(usize, usize), String>,
+}
+
+/// Tables of the output, by their titles (`showHwTopology`, rocm_smi.py of ROCm/rocm_smi_lib).
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Table {
+    Other,
+    Hops,
+    LinkType,
+}
+
+/// Whether a text looks like such output.
+#[must_use]
+pub fn is_rocm_topo(text: &str) -> bool {
+    text.len() <= MAX_ROCM_BYTES
+        && (text.contains("(Topology) Numa")
+            || text.contains("Link Type between two GPUs")
+            || text.contains("Hops between two GPUs"))
+}
+
+/// Reads the output.
+///
+/// # Errors
+/// It names no GPU, or more than any host has.
+pub fn parse(text: &str) -> Result<RawHost, BadRocmTopo> {
+    if text.len() > MAX_ROCM_BYTES {
+        return Err(BadRocmTopo(format!("has more than {MAX_ROCM_BYTES} bytes")));
+    }
+    let facts = facts(text)?;
+    let mut raw = RawHost::new(SOURCE);
+    let pairs = facts.link.keys().chain(facts.hops.keys()).flat_map(|(a, b)| [*a, *b]);
+    let mut gpus: Vec<usize> = facts.node.keys().chain(facts.affinity.keys()).copied().chain(pairs).collect();
+    gpus.sort_unstable();
+    gpus.dedup();
+    if gpus.is_empty() {
+        return Err(BadRocmTopo("names no GPU, neither in a table nor as `GPU[0] : (Topology) Numa Node`".to_owned()));
+    }
+    let numa: BTreeMap<usize, Option<NumaId>> =
+        gpus.iter().map(|gpu| (*gpu, numa(&facts, *gpu, &mut raw.warnings))).collect();
+    for gpu in &gpus {
+        raw.named_gpus.push(NamedGpu { name: format!("GPU{gpu}"), numa: numa.get(gpu).copied().flatten() });
+    }
+    for ((a, b), link) in facts.link.iter().filter(|((a, b), _)| a < b) {
+        let nodes = numa.get(a).copied().flatten().zip(numa.get(b).copied().flatten());
+        if let Some(level) = level(link, facts.hops.get(&(*a, *b)), nodes) {
+            raw.given_levels.push(GivenLevel { a: format!("GPU{a}"), b: format!("GPU{b}"), level, source: SOURCE });
+        }
+    }
+    Ok(raw)
+}
+
+/// The node that both lines name. Versions before ROCm 6.4 mix them up on partitioned GPUs (change log of
+/// ROCm/rocm_smi_lib), so where they differ neither is believed.
+fn numa(facts: &Facts, gpu: usize, warnings: &mut Vec<String>) -> Option<NumaId> {
+    let (node, affinity) = (facts.node.get(&gpu), facts.affinity.get(&gpu));
+    if let (Some(node), Some(affinity)) = (node, affinity)
+        && node != affinity
+    {
+        warnings.push(format!("GPU{gpu}: NUMA node {node} but affinity {affinity}, taken as unknown"));
+        return None;
+    }
+    node.or(affinity).and_then(|text| pasted::sole_number(text)).map(NumaId)
+}
+
+/// One xGMI hop is a link of their own. All else goes by PCIe or through other GPUs: the nodes tell how far
+/// that is at most, not whether there is a switch in common.
+fn level(link: &str, hops: Option<&String>, nodes: Option<(NumaId, NumaId)>) -> Option<Level> {
+    if link == "XGMI" && hops.is_none_or(|hops| hops == "1") {
+        return Some(Level::nvlink(1));
+    }
+    let (a, b) = nodes?;
+    Some(if a == b { Level::Node } else { Level::Sys })
+}
+
+fn facts(text: &str) -> Result<Facts, BadRocmTopo> {
+    let mut facts = Facts::default();
+    let mut table = Table::Other;
+    let mut columns: Vec<usize> = Vec::new();
+    for line in text.lines().map(pasted::clean) {
+        if line.contains("between two GPUs") || line.contains("====") {
+            table = title(&line);
+            columns.clear();
+            continue;
+        }
+        if let Some((gpu, key, value)) = topology_line(&line) {
+            let target = if key == "Numa Node" { &mut facts.node } else { &mut facts.affinity };
+            target.entry(bounded(gpu)?).or_insert_with(|| value.to_owned());
+            continue;
+        }
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let numbers: Option<Vec<usize>> = words.iter().map(|word| gpu_number(word)).collect();
+        if let Some(numbers) = numbers.filter(|numbers| !numbers.is_empty()) {
+            columns = numbers;
+            continue;
+        }
+        let Some((row, cells)) = words.split_first() else { continue };
+        let target = match table {
+            Table::Hops => &mut facts.hops,
+            Table::LinkType => &mut facts.link,
+            Table::Other => continue,
+        };
+        let Some(row) = gpu_number(row) else { continue };
+        for (column, cell) in columns.iter().zip(cells).filter(|(column, _)| **column != row) {
+            target.insert((bounded(row)?, bounded(*column)?), (*cell).to_owned());
+        }
+    }
+    Ok(facts)
+}
+
+fn title(line: &str) -> Table {
+    if line.contains("Hops between two GPUs") {
+        Table::Hops
+    } else if line.contains("Link Type between two GPUs") {
+        Table::LinkType
+    } else {
+        Table::Other
+    }
+}
+
+fn bounded(gpu: usize) -> Result<usize, BadRocmTopo> {
+    if gpu < MAX_ROCM_GPUS { Ok(gpu) } else { Err(BadRocmTopo(format!("names GPU {gpu}, of at most {MAX_ROCM_GPUS}"))) }
+}
+
+/// `GPU[0] : (Topology) Numa Node: 3`.
+fn topology_line(line: &str) -> Option<(usize, &str, &str)> {
+    let (_, rest) = line.split_once("GPU[")?;
+    let (number, rest) = rest.split_once(']')?;
+    let (_, rest) = rest.split_once("(Topology)")?;
+    let (key, value) = rest.split_once(':')?;
+    let key = key.trim();
+    matches!(key, "Numa Node" | "Numa Affinity").then_some(())?;
+    Some((number.parse().ok()?, key, value.trim()))
+}
+
+fn gpu_number(word: &str) -> Option<usize> {
+    word.strip_prefix("GPU")?.parse().ok()
+}

@@ -1,0 +1,261 @@
+//! Finding the matrix in a text: header, rows, legend.
+
+use std::collections::BTreeMap;
+
+use crate::level::Level;
+use crate::model::NumaId;
+use crate::pasted;
+use crate::topo_m::{BadTopoM, MAX_TOPO_M_COLUMNS};
+
+/// A device of the header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Column {
+    /// `GPU0`, `NIC0`, or the device's own name in older versions.
+    pub(super) name: String,
+}
+
+impl Column {
+    pub(super) fn is_gpu(&self) -> bool {
+        numbered(&self.name, "GPU")
+    }
+}
+
+/// A row, as far as it goes.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    /// Place of its device among the columns.
+    pub(super) column: usize,
+    /// By column; `None` for a cell that is no level.
+    pub(super) levels: Vec<Option<Level>>,
+    /// NUMA affinity as printed.
+    pub(super) numa: String,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Matrix {
+    pub(super) columns: Vec<Column>,
+    pub(super) rows: Vec<Row>,
+    /// NIC to device name.
+    pub(super) legend: BTreeMap<String, String>,
+    pub(super) warnings: Vec<String>,
+}
+
+/// A line that begins as a row does.
+struct RawRow {
+    name: String,
+    levels: Vec<String>,
+    rest: String,
+}
+
+/// `GPU` or `NIC` and a number.
+fn numbered(name: &str, kind: &str) -> bool {
+    let digits = name.strip_prefix(kind);
+    digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// A name that a column can have: devices all have a number in theirs.
+fn is_device(word: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '+');
+    word.starts_with(|c: char| c.is_ascii_alphabetic())
+        && word.chars().all(plain)
+        && word.bytes().any(|byte| byte.is_ascii_digit())
+        && level(word).is_none()
+}
+
+/// What a cell says. `SOC` is what versions before 2017 print for SYS.
+fn level(word: &str) -> Option<Level> {
+    match word {
+        "SOC" => Some(Level::Sys),
+        word => Level::parse(word),
+    }
+}
+
+fn is_cell(word: &str) -> bool {
+    level(word).is_some() || matches!(word, "N/A" | "-" | "--" | "?")
+}
+
+impl Matrix {
+    pub(super) fn find(text: &str) -> Result<Self, BadTopoM> {
+        let mut matrix = Self::default();
+        let mut rows: Vec<RawRow> = Vec::new();
+        let mut header_is_open = false;
+        for line in text.lines().map(pasted::clean) {
+            if matrix.legend_line(&line) {
+                continue;
+            }
+            let width = matrix.columns.len();
+            if let Some(row) = raw_row(&line) {
+                header_is_open = false;
+                rows.push(row);
+            } else if let Some(columns) = header(&line, header_is_open) {
+                if !rows.is_empty() {
+                    matrix.warnings.push("a second matrix in the text is left out".to_owned());
+                    break;
+                }
+                if columns.iter().any(|column| matrix.columns.contains(column)) {
+                    matrix.columns.clear();
+                }
+                header_is_open = true;
+                matrix.columns.extend(columns);
+            } else if let Some(row) = rows.last_mut().filter(|row| row.levels.len() < width) {
+                go_on(row, &line);
+            }
+            if matrix.columns.len() > MAX_TOPO_M_COLUMNS || rows.len() > MAX_TOPO_M_COLUMNS {
+                return Err(BadTopoM(format!("has more than {MAX_TOPO_M_COLUMNS} columns or rows")));
+            }
+        }
+        matrix.settle(rows)?;
+        Ok(matrix)
+    }
+
+    /// `NIC0: mlx5_0`, the last two words of a line.
+    fn legend_line(&mut self, line: &str) -> bool {
+        let mut words = line.split_whitespace().rev();
+        let name = words.next();
+        let entry = words.next().and_then(|word| word.strip_suffix(':')).zip(name);
+        match entry.filter(|(nic, _)| numbered(nic, "NIC")) {
+            Some((nic, name)) => {
+                if self.legend.len() < MAX_TOPO_M_COLUMNS {
+                    self.legend.insert(nic.to_owned(), name.to_owned());
+                }
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn settle(&mut self, rows: Vec<RawRow>) -> Result<(), BadTopoM> {
+        self.complete_columns(&rows)?;
+        for raw in rows {
+            let Some(column) = self.columns.iter().position(|column| column.name == raw.name) else {
+                self.warnings.push(format!("row {}: no such column, left out", raw.name));
+                continue;
+            };
+            if self.rows.iter().any(|row| row.column == column) {
+                self.warnings.push(format!("row {}: listed twice, the first one is kept", raw.name));
+                continue;
+            }
+            if raw.levels.len() < self.columns.len() {
+                let (has, of) = (raw.levels.len(), self.columns.len());
+                self.warnings.push(format!("row {}: has {has} of {of} levels, the rest is unknown", raw.name));
+            }
+            let levels: Vec<Option<Level>> = raw.levels.iter().map(|word| level(word)).collect();
+            if levels.get(column).copied().flatten().is_some_and(|level| level != Level::Same) {
+                self.warnings.push(format!("row {}: its own column says no X, left out", raw.name));
+                continue;
+            }
+            self.rows.push(Row { column, levels, numa: numa_affinity(&raw.rest) });
+        }
+        Ok(())
+    }
+
+    /// Columns that a cut header does not name: GPUs by their rows and by NVLinks, which only GPUs have,
+    /// the rest of the widest row as NICs.
+    fn complete_columns(&mut self, rows: &[RawRow]) -> Result<(), BadTopoM> {
+        let width = rows.iter().map(|row| row.levels.len()).max().unwrap_or(0);
+        if width <= self.columns.len() {
+            return Ok(());
+        }
+        if width > MAX_TOPO_M_COLUMNS {
+            return Err(BadTopoM(format!("has a row of more than {MAX_TOPO_M_COLUMNS} levels")));
+        }
+        let is_nvlink = |word: &String| matches!(level(word), Some(Level::NvLink(_)));
+        let gpu_rows = rows.iter().filter(|row| numbered(&row.name, "GPU"));
+        let gpus = gpu_rows.clone().filter_map(|row| row.name.get(3..)?.parse::<usize>().ok()?.checked_add(1));
+        let linked = gpu_rows.filter_map(|row| row.levels.iter().rposition(is_nvlink)).map(|last| last + 1);
+        let gpus = gpus.chain(linked).max().unwrap_or(0);
+        self.warnings.push(format!("the header names {} of {width} columns, the rest is assumed", self.columns.len()));
+        for place in self.columns.len()..width {
+            let nics = self.columns.iter().filter(|column| !column.is_gpu()).count();
+            let name = if place < gpus && nics == 0 { format!("GPU{place}") } else { format!("NIC{nics}") };
+            self.columns.push(Column { name });
+        }
+        Ok(())
+    }
+
+    /// The NUMA node of a column's device, if its row names exactly one.
+    pub(super) fn numa(&self, column: usize) -> Option<NumaId> {
+        let row = self.rows.iter().find(|row| row.column == column)?;
+        pasted::sole_number(&row.numa).map(NumaId)
+    }
+}
+
+/// A device, then levels, then what else the row holds. Words before the device (quoting, log prefixes) are
+/// passed over.
+fn raw_row(line: &str) -> Option<RawRow> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let at = words.windows(2).position(|pair| match pair {
+        [name, cell] => is_device(name) && is_cell(cell),
+        _ => false,
+    })?;
+    let name = words.get(at)?;
+    let levels: Vec<String> =
+        words.iter().skip(at + 1).take_while(|word| is_cell(word)).map(|word| (*word).to_owned()).collect();
+    // `PIX = Connection …` and the like explain levels, they are no row.
+    if words.get(at + 2).is_some_and(|word| *word == "=") {
+        return None;
+    }
+    let rest = after_words(line, at + 1 + levels.len());
+    let row = trimmed(RawRow { name: (*name).to_owned(), levels, rest: rest.to_owned() });
+    (!row.levels.is_empty()).then_some(row)
+}
+
+/// `N/A` behind the levels is of another column: affinities come last and are no cells.
+fn trimmed(mut row: RawRow) -> RawRow {
+    while row.levels.last().is_some_and(|word| level(word).is_none()) {
+        if let Some(word) = row.levels.pop() {
+            row.rest = format!("\t{word}{}", row.rest);
+        }
+    }
+    row
+}
+
+/// The line behind its first `count` words, blanks kept.
+fn after_words(line: &str, count: usize) -> &str {
+    let mut rest = line;
+    for _ in 0..count {
+        rest = rest.trim_start();
+        rest = rest.find(char::is_whitespace).and_then(|end| rest.get(end..)).unwrap_or_default();
+    }
+    rest
+}
+
+/// A line that a narrow terminal broke off: more levels, then the affinities.
+fn go_on(row: &mut RawRow, line: &str) {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let more: Vec<String> =
+        words.iter().take_while(|word| level(word).is_some()).map(|word| (*word).to_owned()).collect();
+    if more.is_empty() || words.get(1).is_some_and(|word| *word == "=") {
+        return;
+    }
+    row.rest = after_words(line, more.len()).to_owned();
+    row.levels.extend(more);
+}
+
+/// Device columns of a header line. `goes_on` if the line before was one, of which this may be the rest.
+fn header(line: &str, goes_on: bool) -> Option<Vec<Column>> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let end = words.iter().position(|word| *word == "CPU" || *word == "Affinity");
+    // Words before the first GPU can only be told from prose if the affinities follow.
+    let first = words.iter().position(|word| numbered(word, "GPU"));
+    let first = first.filter(|first| *first == 0 || end.is_some()).or(goes_on.then_some(0))?;
+    let names = words.get(first..end.unwrap_or(words.len()))?;
+    let is_header = names.iter().all(|word| is_device(word)) && words.len() > first;
+    is_header.then(|| names.iter().map(|name| Column { name: (*name).to_owned() }).collect())
+}
+
+/// NUMA affinity out of what follows the levels: `CPU affinity, NUMA affinity, GPU NUMA ID`. Between tabs a
+/// cell may be empty; where a paste lost the tabs the words themselves must tell.
+fn numa_affinity(rest: &str) -> String {
+    let rest = rest.trim_end_matches([' ', '\r']);
+    if let Some(cells) = rest.trim_start_matches(' ').strip_prefix('\t') {
+        return cells.split('\t').nth(1).unwrap_or_default().trim().to_owned();
+    }
+    let words: Vec<&str> = rest.split_whitespace().filter(|word| *word != "N/A").collect();
+    match words.as_slice() {
+        [_, numa, ..] => (*numa).to_owned(),
+        // One word is the CPUs if it is a range: a host has more than one CPU.
+        [one] if !one.contains(['-', ',']) => (*one).to_owned(),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,105 @@
+//! Pasted `rocm-smi --showtopo` and `--showtoponuma`. Answers: the NUMA lists of tests/cases, by machine.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests, which clippy does not know as such")]
+
+use gdrd_topology::assemble::{ReadOptions, assemble};
+use gdrd_topology::level::Level;
+use gdrd_topology::model::{GpuId, Host, NumaId, NvLinkKind};
+use gdrd_topology::rocm_topo;
+
+fn read(text: &str) -> Host {
+    assemble(rocm_topo::parse(text).unwrap(), &ReadOptions::default())
+}
+
+/// `--showtoponuma` of GPUs on these nodes, by what the tool calls node and affinity.
+fn showtoponuma(nodes: &[(u16, u16)]) -> String {
+    let lines = nodes.iter().enumerate().map(|(gpu, (node, affinity))| {
+        format!("GPU[{gpu}]\t\t: (Topology) Numa Node: {node}\nGPU[{gpu}]\t\t: (Topology) Numa Affinity: {affinity}\n")
+    });
+    format!("======================= Numa Nodes =======================\n{}", lines.collect::<String>())
+}
+
+fn nodes(host: &Host) -> Vec<Option<u16>> {
+    host.gpus.iter().map(|gpu| gpu.numa.map(|numa| numa.0)).collect()
+}
+
+#[test]
+fn gpus_are_on_the_nodes_that_are_listed() {
+    for (machine, right) in [
+        // ROCm/rccl issue text.
+        ("4 PCIe GPUs", &[7, 1, 7, 1][..]),
+        // Public user notes of a LUMI-like machine, and public HPC documents.
+        ("MI250X, 4 nodes", &[3, 3, 1, 1, 0, 0, 2, 2]),
+        ("MI250X, 8 nodes", &[3, 2, 1, 0, 7, 6, 5, 4]),
+        // Change log of ROCm/rocm_smi_lib: three partitions each.
+        ("MI300A, 12 partitions", &[0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]),
+    ] {
+        let listed: Vec<(u16, u16)> = right.iter().map(|node| (*node, *node)).collect();
+        let host = read(&showtoponuma(&listed));
+        assert_eq!(nodes(&host), right.iter().map(|node| Some(*node)).collect::<Vec<_>>(), "{machine}");
+        assert_eq!(host.warnings, Vec::<String>::new(), "{machine}");
+    }
+}
+
+/// The known issue of the same change log: the list is wrong, so where it contradicts itself it is not believed.
+#[test]
+fn a_list_that_contradicts_itself_is_not_believed() {
+    let mixed_up = [(0, 0), (0, 0), (0, 1), (0, 2), (0, 3), (0, 0), (0, 1), (0, 2), (0, 3), (1, 1), (2, 2), (3, 3)];
+    let host = read(&showtoponuma(&mixed_up));
+    let zero = Some(0);
+    let right = [zero, zero, None, None, None, zero, None, None, None, Some(1), Some(2), Some(3)];
+    assert_eq!(nodes(&host), right);
+    assert!(host.warnings.iter().any(|warning| warning == "GPU2: NUMA node 0 but affinity 1, taken as unknown"));
+}
+
+const SHOWTOPO: &str = "\
+============================ ROCm System Management Interface ============================
+================================ Weight between two GPUs =================================
+       GPU0         GPU1         GPU2
+GPU0   0            15           72
+GPU1   15           0            72
+GPU2   72           72           0
+
+================================= Hops between two GPUs ==================================
+       GPU0         GPU1         GPU2
+GPU0   0            1            3
+GPU1   1            0            2
+GPU2   3            2            0
+
+=============================== Link Type between two GPUs ===============================
+       GPU0         GPU1         GPU2
+GPU0   0            XGMI         PCIE
+GPU1   XGMI         0            PCIE
+GPU2   PCIE         PCIE         0
+
+======================================= Numa Nodes =======================================
+GPU[0]\t\t: (Topology) Numa Node: 0
+GPU[0]\t\t: (Topology) Numa Affinity: 0
+GPU[1]\t\t: (Topology) Numa Node: 1
+GPU[1]\t\t: (Topology) Numa Affinity: 1
+GPU[2]\t\t: (Topology) Numa Node: 1
+GPU[2]\t\t: (Topology) Numa Affinity: 1
+================================== End of ROCm SMI Log ===================================
+";
+
+#[test]
+fn one_hop_of_xgmi_is_a_link_and_pcie_goes_by_nodes() {
+    for text in [SHOWTOPO.to_owned(), SHOWTOPO.replace('\n', "\r\n"), format!("$ rocm-smi --showtopo\n{SHOWTOPO}")] {
+        let host = read(&text);
+        let level = |a, b| host.gpu_level(GpuId(a), GpuId(b));
+        assert_eq!(level(0, 1), Some(Level::nvlink(1)));
+        assert_eq!(level(0, 2), Some(Level::Sys));
+        assert_eq!(level(2, 1), Some(Level::Node));
+        assert_eq!(host.gpus[2].numa, Some(NumaId(1)));
+        assert_eq!(host.nvlink_kind(), Some(NvLinkKind::Linear));
+        assert_eq!(host.hcas, []);
+    }
+}
+
+#[test]
+fn text_without_gpus_is_refused() {
+    for text in ["", "Hops between two GPUs\n", "GPU0 GPU1\nGPU0 X PIX\n"] {
+        assert!(rocm_topo::parse(text).unwrap_err().to_string().contains("names no GPU"), "{text:?}");
+    }
+    let far = "GPU[99999999999999999999] : (Topology) Numa Node: 0\nGPU[300] : (Topology) Numa Node: 0\n";
+    assert!(rocm_topo::parse(far).unwrap_err().to_string().contains("300"));
+}

@@ -1,0 +1,321 @@
+//! Pasted `nvidia-smi topo -m` matrices: every machine of tests/cases, printed in the ways people paste it,
+//! against its answer.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests, which clippy does not know as such")]
+
+mod common;
+
+use common::{Answer, answers, assert_plan_keeps_the_rules, by_level, case_text, sections};
+use gdrd_topology::assemble::{ReadOptions, assemble};
+use gdrd_topology::level::Level;
+use gdrd_topology::model::{GpuId, Host, NumaId, NvLinkKind, Snapshot};
+use gdrd_topology::plan::{PlanOptions, plan};
+use gdrd_topology::source::{Source, SourceKind};
+use gdrd_topology::topo_m;
+
+/// A matrix of tests/cases/topo-m.tables.
+struct Table {
+    columns: Vec<String>,
+    first_nic: usize,
+    nics: Vec<String>,
+    rows: Vec<TableRow>,
+}
+
+struct TableRow {
+    name: String,
+    cpus: String,
+    numa: String,
+    cells: Vec<String>,
+}
+
+fn table(lines: &[&str]) -> Table {
+    let mut table = Table { columns: Vec::new(), first_nic: 0, nics: Vec::new(), rows: Vec::new() };
+    for line in lines.iter().filter(|line| !line.is_empty()) {
+        if let Some(gpus) = line.strip_prefix("gpus ") {
+            table.columns = (0..gpus.parse().unwrap()).map(|gpu: usize| format!("GPU{gpu}")).collect();
+        } else if let Some(number) = line.strip_prefix("first NIC ") {
+            table.first_nic = number.parse().unwrap();
+        } else if let Some(nics) = line.strip_prefix("nics ") {
+            table.nics = nics.split(' ').map(str::to_owned).collect();
+            table.columns.extend((table.first_nic..).take(table.nics.len()).map(|nic| format!("NIC{nic}")));
+        } else {
+            table.rows.push(row(line));
+        }
+    }
+    table
+}
+
+/// `GPU0 cpus=0-63 numa=0: X NV12*7 SYS*2`.
+fn row(line: &str) -> TableRow {
+    let (head, cells) = line.split_once(": ").unwrap();
+    let mut words = head.split(' ');
+    let name = words.next().unwrap().to_owned();
+    let mut key = |name: &str| words.next().and_then(|word| word.strip_prefix(name)).unwrap_or("").to_owned();
+    let (cpus, numa) = (key("cpus="), key("numa="));
+    let many = |word: &str| {
+        let (cell, count) = word.split_once('*').unwrap_or((word, "1"));
+        vec![cell.to_owned(); count.parse().unwrap()]
+    };
+    TableRow { name, cpus, numa, cells: cells.split(' ').flat_map(many).collect() }
+}
+
+/// How a matrix is printed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Form {
+    /// Underlined header, as on a terminal.
+    ansi: bool,
+    /// Blanks for tabs, as many editors and chats make of them.
+    spaces: bool,
+    gpu_rows_only: bool,
+    /// NIC columns and rows by device name, as before the legend came in.
+    device_names: bool,
+    /// Broken into lines of this many cells.
+    wrapped: Option<usize>,
+    /// Prompt, quoting and prose around it.
+    surrounded: bool,
+    /// Bars of a Markdown table.
+    bars: bool,
+}
+
+fn print(table: &Table, form: Form) -> String {
+    let name = |column: &str| match column.strip_prefix("NIC").and_then(|nic| nic.parse::<usize>().ok()) {
+        Some(nic) if form.device_names => table.nics[nic - table.first_nic].clone(),
+        _ => column.to_owned(),
+    };
+    let mut lines: Vec<Vec<String>> = Vec::new();
+    let mut header = vec![String::new()];
+    header.extend(table.columns.iter().map(|column| name(column)));
+    header.extend(["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"].map(str::to_owned));
+    lines.push(header);
+    for row in table.rows.iter().filter(|row| !form.gpu_rows_only || row.name.starts_with("GPU")) {
+        let mut cells = vec![name(&row.name)];
+        cells.extend(row.cells.iter().map(|cell| if cell == "X" { " X ".to_owned() } else { cell.clone() }));
+        if row.name.starts_with("GPU") {
+            // The tool itself puts two tabs before the last column.
+            cells.extend([row.cpus.clone(), row.numa.clone(), String::new(), "N/A".to_owned()]);
+        }
+        lines.push(cells);
+    }
+    let separator = if form.spaces {
+        "    "
+    } else if form.bars {
+        " | "
+    } else {
+        "\t"
+    };
+    let mut out = Vec::new();
+    for (at, cells) in lines.iter().enumerate() {
+        let width = form.wrapped.unwrap_or(cells.len());
+        for part in cells.chunks(width) {
+            let line = part.join(separator);
+            out.push(match (form.ansi && at == 0, form.bars) {
+                (true, _) => format!("\u{1b}[4m{line}\u{1b}[0m"),
+                (_, true) => format!("| {line} |"),
+                _ => line,
+            });
+        }
+        if form.bars && at == 0 {
+            out.push(format!("|{}", "---|".repeat(cells.len())));
+        }
+    }
+    if !form.device_names {
+        out.extend(["".to_owned(), "NIC Legend:".to_owned(), String::new()]);
+        out.extend((table.first_nic..).zip(&table.nics).map(|(nic, name)| format!("  NIC{nic}: {name}")));
+    }
+    if form.surrounded { surround(&out) } else { out.join("\n") }
+}
+
+fn surround(lines: &[String]) -> String {
+    let legend = "Legend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe as well as the SMP interconnect between \
+                  NUMA nodes (e.g., QPI/UPI)\n  PIX  = Connection traversing at most a single PCIe bridge\n  NV#  = \
+                  Connection traversing a bonded set of # NVLinks\n";
+    let quoted: Vec<String> = lines.iter().map(|line| format!("> {line}")).collect();
+    format!(
+        "Hi, here is what GPU0 sees with mlx5_0:\r\nuser@host:~$ nvidia-smi topo -m\r\n{}\r\n\n{legend}\nuser@host:~$ \
+         # GPU0 GPU1 look fine\n",
+        quoted.join("\r\n")
+    )
+}
+
+const FORMS: [(&str, Form); 9] = {
+    let plain = Form {
+        ansi: false,
+        spaces: false,
+        gpu_rows_only: false,
+        device_names: false,
+        wrapped: None,
+        surrounded: false,
+        bars: false,
+    };
+    [
+        ("plain", plain),
+        ("ansi", Form { ansi: true, ..plain }),
+        ("spaces", Form { spaces: true, ..plain }),
+        ("gpu rows only", Form { gpu_rows_only: true, ..plain }),
+        ("device names", Form { device_names: true, ..plain }),
+        ("wrapped", Form { wrapped: Some(7), ..plain }),
+        ("surrounded", Form { surrounded: true, ansi: true, ..plain }),
+        ("bars", Form { bars: true, ..plain }),
+        ("old and quoted", Form { device_names: true, surrounded: true, gpu_rows_only: true, spaces: true, ..plain }),
+    ]
+};
+
+fn read(text: &str) -> Host {
+    assemble(topo_m::parse(text).unwrap(), &ReadOptions::default())
+}
+
+fn snapshot(host: Host) -> Snapshot {
+    Snapshot { generation: 1, source: Source { kind: SourceKind::TopoM, path: None }, host }
+}
+
+fn cases() -> Vec<(String, Table, Vec<Answer>)> {
+    let (tables, all) = (case_text("topo-m.tables"), case_text("topo-m.answers"));
+    let all = sections(&all);
+    let answer = |name: &str| all.iter().find(|(known, _)| *known == name).map(|(_, lines)| answers(lines)).unwrap();
+    sections(&tables).into_iter().map(|(name, lines)| (name.to_owned(), table(&lines), answer(name))).collect()
+}
+
+fn case(name: &str) -> Table {
+    cases().into_iter().find(|(known, _, _)| known == name).unwrap().1
+}
+
+fn assert_answers(case: &str, host: &Host, answers: &[Answer], with_numa: bool) {
+    for answer in answers {
+        for name in &answer.gpus {
+            let gpu = host.find_gpu(name).unwrap_or_else(|| panic!("{case}: no {name}"));
+            if with_numa {
+                assert_eq!(host.gpu(gpu).unwrap().numa, answer.numa, "{case} {name}");
+            }
+            let found: Vec<_> = by_level(host, gpu).into_iter().collect();
+            let right: Vec<_> = answer.groups.iter().map(|group| (group.level, group.nics.clone())).collect();
+            assert_eq!(found, right, "{case} {name}");
+        }
+    }
+}
+
+#[test]
+fn every_case_has_its_levels_in_every_form() {
+    let cases = cases();
+    assert_eq!(cases.len(), 32);
+    for (name, table, answers) in &cases {
+        assert!(!answers.is_empty(), "{name}");
+        for (form_name, form) in FORMS {
+            let what = format!("{name}, {form_name}");
+            let host = read(&print(table, form));
+            // Between blanks an empty CPU affinity cannot be told from an empty NUMA affinity.
+            assert_answers(&what, &host, answers, !form.spaces && !form.bars && form.wrapped.is_none());
+            assert_eq!(host.hcas.len(), table.nics.len(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn every_case_is_paired_by_the_rules() {
+    for (name, table, _) in cases() {
+        let snapshot = snapshot(read(&print(&table, Form::default())));
+        // GPUs without a row have levels to no NIC, so nothing can be held against their pairs.
+        if table.rows.iter().filter(|row| row.name.starts_with("GPU")).count() == snapshot.host.gpus.len() {
+            assert_plan_keeps_the_rules(&name, &snapshot, &plan(&snapshot, &PlanOptions::default()));
+        }
+    }
+}
+
+fn assigned(table: &Table) -> Vec<Vec<String>> {
+    let snapshot = snapshot(read(&print(table, Form::default())));
+    plan(&snapshot, &PlanOptions::default()).gpus.into_iter().map(|gpu| gpu.assigned).collect()
+}
+
+#[test]
+fn gpus_of_one_switch_take_different_nics() {
+    let a800 = assigned(&case("a800-8bond-2per-switch"));
+    let right: Vec<Vec<String>> = (0..8).map(|nic| vec![format!("mlx5_bond_{nic}")]).collect();
+    assert_eq!(a800, right);
+    let dgx = assigned(&case("dgx-a100-12nic"));
+    assert_eq!(dgx[..4], [["mlx5_0"], ["mlx5_1"], ["mlx5_2"], ["mlx5_3"]]);
+    assert_eq!(dgx[4..], [["mlx5_6"], ["mlx5_7"], ["mlx5_8"], ["mlx5_9"]]);
+}
+
+#[test]
+fn a_nic_that_is_the_nearest_of_two_gpus_goes_to_both() {
+    let right = ["mlx5_2", "mlx5_2", "mlx5_3", "mlx5_3", "mlx5_4", "mlx5_4", "mlx5_5", "mlx5_5"];
+    assert_eq!(assigned(&case("h200-4nic-baremetal")), right.map(|nic| vec![nic.to_owned()]));
+}
+
+#[test]
+fn names_and_order_of_nics_do_not_decide() {
+    let reversed: Vec<Vec<String>> = (1..=8).rev().map(|nic| vec![format!("mlx5_{nic}")]).collect();
+    assert_eq!(assigned(&case("h100-guest-9nic-reversed")), reversed);
+    let by_one: Vec<Vec<String>> = (1..=8).map(|nic| vec![format!("mlx5_{nic}")]).collect();
+    assert_eq!(assigned(&case("h800-kvm-guest-pix-phb")), by_one);
+}
+
+#[test]
+fn nvlinks_come_from_the_counts() {
+    let kind = |name: &str| read(&print(&case(name), Form::default())).nvlink_kind();
+    assert_eq!(kind("hgx-h100-8nic-pix"), Some(NvLinkKind::Switched));
+    assert_eq!(kind("dgx2-16gpu-10nic-part"), Some(NvLinkKind::Switched));
+    assert_eq!(kind("epyc-4gpu-5nic-flat-pci"), None);
+    let b200 = read(&print(&case("b200-12nic-gpu2-nvlink-down-part"), Form::default()));
+    assert_eq!(b200.gpu_level(GpuId(0), GpuId(2)), Some(Level::Node));
+    assert_eq!(b200.gpu_level(GpuId(2), GpuId(4)), Some(Level::Sys));
+    assert_eq!(b200.gpu_level(GpuId(0), GpuId(7)), Some(Level::nvlink(18)));
+}
+
+/// gpu-own-nic-rest-sys-part: all but each GPU's own NIC is SYS, yet the second choice must be of its node.
+#[test]
+fn nics_are_on_the_node_of_the_gpus_nearest_to_them() {
+    let host = read(&print(&case("gpu-own-nic-rest-sys-part"), Form::default()));
+    let numa = |name: &str| host.hca(host.find_hca(name).unwrap()).unwrap().numa;
+    assert_eq!([numa("mlx5_3"), numa("mlx5_4"), numa("mlx5_9")], [Some(NumaId(0)), Some(NumaId(1)), None]);
+    // Every pair is NODE although the GPUs are on two nodes: that says nothing of the NIC.
+    let grace = read(&print(&case("gb200-4gpu-6nic-all-node"), Form::default()));
+    assert!(grace.hcas.iter().all(|hca| hca.numa.is_none()));
+}
+
+#[test]
+fn a_matrix_whose_header_was_cut_off_is_read_by_its_rows() {
+    for name in ["b200-12nic-gpu2-nvlink-down-part", "hgx-h100-8nic-pix"] {
+        let (_, table, answers) = cases().into_iter().find(|(known, _, _)| known == name).unwrap();
+        let text = print(&table, Form::default());
+        let host = read(text.split_once('\n').unwrap().1);
+        assert_answers(name, &host, &answers, true);
+        assert!(host.warnings.iter().any(|warning| warning.contains("the rest is assumed")));
+    }
+}
+
+#[test]
+fn without_a_legend_nics_go_by_their_column() {
+    let text = "\tGPU0\tNIC0\tNIC1\tCPU Affinity\nGPU0\t X \tPIX\tSYS\t0-15\nNIC0\tPIX\t X \tSYS\n";
+    let host = read(text);
+    assert_eq!(by_level(&host, GpuId(0))[&Level::Pix].iter().next().unwrap(), "NIC0");
+    let twice = format!("{text}NIC0: mlx5_0\nNIC1: mlx5_0\n");
+    let host = read(&twice);
+    assert_eq!(host.hcas.iter().map(|hca| hca.name.as_str()).collect::<Vec<_>>(), ["mlx5_0", "NIC1"]);
+}
+
+#[test]
+fn words_of_older_versions_are_understood() {
+    let host = read("\tGPU0\tGPU1\tmlx4_0\tCPU Affinity\nGPU0\t X \tSOC\tPHB\t0-9\nGPU1\tSOC\t X \tSOC\t10-19\n");
+    assert_eq!(host.gpu_level(GpuId(0), GpuId(1)), Some(Level::Sys));
+    assert_eq!(by_level(&host, GpuId(0))[&Level::Phb].iter().next().unwrap(), "mlx4_0");
+}
+
+#[test]
+fn rows_that_contradict_each_other_are_told() {
+    let host = read("\tGPU0\tNIC0\nGPU0\t X \tSYS\nNIC0\tPIX\t X \n");
+    assert_eq!(by_level(&host, GpuId(0)).keys().next(), Some(&Level::Pix));
+    assert!(host.warnings.iter().any(|warning| warning.contains("the rows say SYS and PIX")), "{:?}", host.warnings);
+}
+
+#[test]
+fn text_without_a_matrix_is_refused() {
+    for text in
+        ["", "hello GPU0\n", "\tGPU0\tGPU1\tCPU Affinity\n", "GPU0\nX\n", "  X    = Self\n  PIX  = Connection\n"]
+    {
+        assert!(!topo_m::is_topo_m(text), "{text:?}");
+        assert!(topo_m::parse(text).unwrap_err().to_string().contains("no row of a matrix"), "{text:?}");
+    }
+    let wide = format!("GPU0 X {}", "SYS ".repeat(300));
+    assert!(topo_m::parse(&wide).unwrap_err().to_string().contains("256"));
+    let long = "GPU0 X\n".repeat(1 << 18);
+    assert!(topo_m::parse(&long).unwrap_err().to_string().contains("bytes"));
+}
