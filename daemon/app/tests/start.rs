@@ -1,0 +1,113 @@
+//! How the daemon starts, refuses to start, and starts again.
+
+mod support;
+
+use rustix::process::Signal;
+use support::{Stage, names_in, run};
+
+#[test]
+fn second_daemon_in_the_same_folder_is_refused_and_the_first_goes_on() {
+    let stage = Stage::new();
+    let first = stage.start_simulated();
+    let (code, text) = run(stage.command(&["--sim", "dgx-a100"]));
+    assert_eq!(code, Some(1));
+    assert!(text.contains(&format!("in use by gdrd with pid {}", first.pid())), "{text}");
+    assert_eq!(stage.status().sim_profile, "dgx-a100");
+}
+
+#[test]
+fn daemon_starts_over_the_sockets_of_one_that_was_killed() {
+    let stage = Stage::new();
+    let first = stage.start_simulated();
+    first.signal(Signal::KILL);
+    assert!(!first.wait().success());
+    assert_eq!(names_in(&stage.runtime_dir()), ["gdrd.lock", "gdrd.sock", "session.sock"]);
+    let _second = stage.start_simulated();
+    assert_eq!(stage.status().sim_profile, "dgx-a100");
+}
+
+#[test]
+fn wrong_configuration_is_a_usage_error_before_any_effect() {
+    let stage = Stage::new();
+    let path = stage.path("gdrd.toml");
+    std::fs::write(&path, "[limits]\nmax_sesions = 1\n").expect("written");
+    let config = path.to_string_lossy();
+    let (code, text) = run(stage.command(&["--sim", "dgx-a100", "--config", &config]));
+    assert_eq!(code, Some(2));
+    assert!(text.contains("max_sesions"), "{text}");
+    assert!(!stage.runtime_dir().exists());
+}
+
+#[test]
+fn check_config_says_whether_it_is_valid_and_does_nothing() {
+    let stage = Stage::new();
+    let path = stage.path("gdrd.toml");
+    std::fs::write(&path, "[pool]\nidle_s = 30\n").expect("written");
+    let config = path.to_string_lossy();
+    assert_eq!(run(stage.command(&["--check-config", "--config", &config])).0, Some(0));
+    std::fs::write(&path, "[pool]\nidle_s = 0\n").expect("written");
+    let (code, text) = run(stage.command(&["--check-config", "--config", &config]));
+    assert_eq!(code, Some(2));
+    assert!(text.contains("pool.idle_s = 0 is not allowed; 1 to 86400 is"), "{text}");
+    assert!(!stage.runtime_dir().exists());
+}
+
+#[test]
+fn profiles_are_listed() {
+    let (code, text) = run(Stage::new().command(&["--list-profiles"]));
+    assert_eq!(code, Some(0));
+    assert!(text.lines().any(|line| line == "dgx-a100"), "{text}");
+}
+
+#[test]
+fn unknown_profile_names_the_known_ones() {
+    let (code, text) = run(Stage::new().command(&["--sim", "dgx-z9"]));
+    assert_eq!(code, Some(1));
+    assert!(text.contains("dgx-z9") && text.contains("dgx-a100"), "{text}");
+}
+
+#[test]
+fn fault_script_is_checked_before_anything_is_served() {
+    let stage = Stage::new();
+    let path = stage.path("faults");
+    std::fs::write(&path, "register on mlx5_99: fail enomem\n").expect("written");
+    let script = path.to_string_lossy();
+    let (code, text) = run(stage.command(&["--sim", "dgx-a100", "--fault-script", &script]));
+    assert_eq!(code, Some(1));
+    assert!(text.contains("mlx5_99"), "{text}");
+}
+
+#[test]
+fn without_simulation_the_daemon_serves_topology_and_says_why_it_has_no_backend() {
+    let stage = Stage::new();
+    let _daemon = stage.start(stage.command(&[]));
+    let status = stage.status();
+    assert_eq!(status.sim_profile, "");
+    let reasons: Vec<(String, bool)> = status
+        .backends
+        .iter()
+        .map(|backend| (format!("{}: {}", backend.name, backend.reason), backend.present))
+        .collect();
+    assert_eq!(
+        reasons,
+        [
+            ("sim: started without --sim".to_owned(), false),
+            ("verbs: this build does not contain it".to_owned(), false),
+            ("cuda: this build does not contain it".to_owned(), false),
+            ("nvml: this build does not contain it".to_owned(), false),
+        ]
+    );
+}
+
+#[test]
+fn json_log_is_one_object_a_line() {
+    let stage = Stage::new();
+    let daemon = stage.start(stage.command(&["--sim", "dgx-a100", "--log-format", "json"]));
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait().success());
+    let log = stage.log();
+    assert!(!log.is_empty());
+    for line in log.lines() {
+        serde_json::from_str::<serde_json::Value>(line).expect(line);
+    }
+}

@@ -1,0 +1,124 @@
+//! The daemon under a stand-in for systemd: what it says on NOTIFY_SOCKET, and sockets it is handed.
+
+mod support;
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Stdio;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
+use rustix::process::Signal;
+use support::{Daemon, Stage, names_in};
+
+fn seqpacket() -> OwnedFd {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket")
+}
+
+fn session_listener(path: &Path) -> Stdio {
+    let socket = seqpacket();
+    bind(&socket, &SocketAddrUnix::new(path).expect("a short path")).expect("a free name");
+    listen(&socket, 16).expect("it listens");
+    Stdio::from(socket)
+}
+
+fn grpc_listener(path: &Path) -> Stdio {
+    Stdio::from(OwnedFd::from(UnixListener::bind(path).expect("a free name")))
+}
+
+fn accepts_sessions(path: &Path) -> bool {
+    connect(seqpacket(), &SocketAddrUnix::new(path).expect("a short path")).is_ok()
+}
+
+fn end(daemon: Daemon) {
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait().success());
+}
+
+#[test]
+fn readiness_comes_with_a_status_and_the_end_is_announced() {
+    let stage = Stage::new();
+    let daemon = Daemon::from(stage.command(&["--sim", "dgx-a100"]).spawn().expect("it starts"));
+    let said = stage.heard();
+    assert!(said.contains("READY=1"), "{said}");
+    assert!(said.contains("STATUS=simulated host dgx-a100: 8 gpus"), "{said}");
+    assert_eq!(stage.status().sim_profile, "dgx-a100");
+    daemon.signal(Signal::TERM);
+    assert!(stage.heard().contains("STOPPING=1"));
+    assert!(daemon.wait().success());
+    assert_eq!(names_in(&stage.runtime_dir()), ["gdrd.lock"], "the sockets are gone");
+}
+
+#[test]
+fn interrupt_ends_it_as_well() {
+    let stage = Stage::new();
+    let daemon = stage.start_simulated();
+    daemon.signal(Signal::INT);
+    assert!(daemon.wait().success());
+}
+
+#[test]
+fn watchdog_is_fed_when_systemd_asks_for_it() {
+    let stage = Stage::new();
+    let mut command = stage.command(&["--sim", "dgx-a100"]);
+    command.env("WATCHDOG_USEC", "100000");
+    let daemon = stage.start(command);
+    for _ in 0..3 {
+        assert!(stage.heard().contains("WATCHDOG=1"));
+    }
+    end(daemon);
+}
+
+#[test]
+fn both_sockets_of_systemd_are_served_whatever_their_order() {
+    for reversed in [false, true] {
+        let stage = Stage::new();
+        std::fs::create_dir(stage.runtime_dir()).expect("a folder");
+        let (grpc_path, session_path) =
+            (stage.runtime_dir().join("gdrd.sock"), stage.runtime_dir().join("session.sock"));
+        let (grpc, session) = (grpc_listener(&grpc_path), session_listener(&session_path));
+        let command = if reversed {
+            stage.activated(session, Some(grpc), "sess:grpc", &["--sim", "dgx-a100"])
+        } else {
+            stage.activated(grpc, Some(session), "grpc:sess", &["--sim", "dgx-a100"])
+        };
+        let daemon = stage.start(command);
+        assert_eq!(stage.status().sim_profile, "dgx-a100");
+        assert!(accepts_sessions(&session_path));
+        end(daemon);
+        assert_eq!(names_in(&stage.runtime_dir()), ["gdrd.lock", "gdrd.sock", "session.sock"], "they are systemd's");
+    }
+}
+
+#[test]
+fn socket_that_systemd_does_not_have_is_bound() {
+    let stage = Stage::new();
+    std::fs::create_dir(stage.runtime_dir()).expect("a folder");
+    let session_path = stage.runtime_dir().join("session.sock");
+    let command = stage.activated(session_listener(&session_path), None, "sess", &["--sim", "dgx-a100"]);
+    let daemon = stage.start(command);
+    assert_eq!(stage.status().sim_profile, "dgx-a100");
+    assert!(accepts_sessions(&session_path));
+    end(daemon);
+    assert_eq!(names_in(&stage.runtime_dir()), ["gdrd.lock", "session.sock"]);
+}
+
+#[test]
+fn descriptor_that_is_no_socket_is_refused_by_name() {
+    let stage = Stage::new();
+    let file = Stdio::from(File::open("/dev/null").expect("it opens"));
+    let status = stage.activated(file, None, "oops", &["--sim", "dgx-a100"]).status().expect("it starts");
+    assert_eq!(status.code(), Some(1));
+    assert!(stage.log().contains("descriptor 0 (oops) is neither"), "{}", stage.log());
+}
+
+#[test]
+fn sockets_meant_for_another_process_are_left_alone() {
+    let stage = Stage::new();
+    let mut command = stage.command(&["--sim", "dgx-a100"]);
+    command.env("LISTEN_FDS", "2").env("LISTEN_PID", "1");
+    let daemon = stage.start(command);
+    assert_eq!(stage.status().sim_profile, "dgx-a100");
+    end(daemon);
+}
