@@ -31,8 +31,12 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::with_drain(PATIENCE)
+    }
+
+    fn with_drain(drain: Duration) -> Self {
         let (tell, events) = channel();
-        let config = Config { spin: Duration::ZERO, drain: Duration::from_millis(2), ..Config::default() };
+        let config = Config { spin: Duration::ZERO, drain, ..Config::default() };
         let broker = Broker::start(config, move |event| drop(tell.send(event))).expect("threads start");
         let fake = Fake::default();
         let slots = Arc::new(SlotTable::new(4));
@@ -173,7 +177,7 @@ fn completions_of_nothing_posted_are_counted_and_change_nothing() {
 
 #[test]
 fn work_that_never_flushes_is_given_up_and_its_slots_are_free_only_after_destruction() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::with_drain(Duration::from_millis(2));
     bench.post(&[request(1, write(LOCAL, REMOTE)), request(2, recv(LOCAL))]);
     bench.await_posted(1);
     bench.slots.retire(SlotId(0)).expect("published");
@@ -193,8 +197,8 @@ fn work_that_never_flushes_is_given_up_and_its_slots_are_free_only_after_destruc
 
 #[test]
 fn detaching_ends_even_if_the_driver_neither_stops_nor_flushes() {
-    for stop_error in [None, Some(Fake::gone())] {
-        let mut bench = Bench::new();
+    for (stop_error, drain) in [(None, Duration::from_millis(2)), (Some(Fake::gone()), PATIENCE)] {
+        let mut bench = Bench::with_drain(drain);
         bench.fake.with(|state| state.stop_error = stop_error);
         bench.post(&[request(1, write(LOCAL, REMOTE))]);
         bench.await_posted(1);
