@@ -152,9 +152,24 @@ pub(crate) struct Place {
     /// How many GPUs the job wants
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) gpus: u32,
+    /// How many NICs it wants for them together; without this one a GPU, as far as the host has them
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=256))]
+    pub(crate) nics: Option<u32>,
     /// GPUs that must not be used, by name, UUID or PCI address
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) exclude: Vec<String>,
+    /// NICs that must not be used, by name or PCI address
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) exclude_nics: Vec<String>,
+    /// Every two GPUs must be joined by NVLink
+    #[arg(long)]
+    pub(crate) nvlink: bool,
+    /// All must hang below one switch
+    #[arg(long)]
+    pub(crate) same_switch: bool,
+    /// All must be on one NUMA node that is known
+    #[arg(long)]
+    pub(crate) same_numa: bool,
     /// Most sets to propose
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) max_results: u32,

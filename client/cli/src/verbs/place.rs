@@ -3,8 +3,8 @@
 use gdrd_client::v1;
 use gdrd_topology::TopologyError;
 use gdrd_topology::model::Snapshot;
-use gdrd_topology::place::{PlaceRequest, place};
-use gdrd_topology::plan::PlanOptions;
+use gdrd_topology::place::{PlaceRequest, default_nics, place};
+use gdrd_topology::plan::{PlanOptions, plan};
 use serde::Serialize;
 use serde_json::json;
 
@@ -46,6 +46,11 @@ fn view(global: &Global, options: &Place) -> anyhow::Result<View> {
         gpus: options.gpus,
         max_results: options.max_results,
         exclude_gpus: options.exclude.clone(),
+        nics: options.nics,
+        exclude_nics: options.exclude_nics.clone(),
+        nvlink: options.nvlink,
+        same_switch: options.same_switch,
+        same_numa: options.same_numa,
     };
     match source::ask(global, async |client| client.place(request.clone()).await)? {
         Some(answer) => Ok(of_daemon(answer)),
@@ -53,22 +58,22 @@ fn view(global: &Global, options: &Place) -> anyhow::Result<View> {
     }
 }
 
-/// As many NICs as GPUs where the host has them, else GPUs alone.
 fn own(snapshot: &Snapshot, options: &Place) -> Result<View, TopologyError> {
     let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    let plan_options = PlanOptions::default();
+    let gpus = count(options.gpus);
+    let one_a_gpu = || default_nics(&plan(snapshot, &plan_options), gpus);
     let request = PlaceRequest {
-        gpus: count(options.gpus),
-        nics: count(options.gpus),
+        gpus,
+        nics: options.nics.map_or_else(one_a_gpu, count),
         busy_gpus: options.exclude.clone(),
+        busy_nics: options.exclude_nics.clone(),
+        nvlink: options.nvlink,
+        same_switch: options.same_switch,
+        same_numa: options.same_numa,
         max_sets: count(options.max_results),
-        ..PlaceRequest::default()
     };
-    let plan = PlanOptions::default();
-    let mut found = place(snapshot, &plan, &request)?;
-    if found.sets.is_empty() {
-        let without_nics = place(snapshot, &plan, &PlaceRequest { nics: 0, ..request })?;
-        found.sets = without_nics.sets;
-    }
+    let found = place(snapshot, &plan_options, &request)?;
     let placements = found.sets.into_iter().map(|set| Placement {
         gpus: set.gpus,
         nics: set.nics,
@@ -87,7 +92,8 @@ fn of_daemon(answer: v1::PlaceResponse) -> View {
         score: placement.score,
         reason: placement.reason,
     });
-    View { schema: SCHEMA, generation: answer.generation, placements: placements.collect(), reason: None }
+    let reason = (!answer.reason.is_empty()).then_some(answer.reason);
+    View { schema: SCHEMA, generation: answer.generation, placements: placements.collect(), reason }
 }
 
 fn as_text(view: &View) -> String {
@@ -110,7 +116,17 @@ mod tests {
 
     fn placed(gpus: u32, exclude: &[&str]) -> Result<View, TopologyError> {
         let exclude = exclude.iter().map(|gpu| (*gpu).to_owned()).collect();
-        let options = Place { gpus, exclude, max_results: 8, input: Input { input: None } };
+        let options = Place {
+            gpus,
+            nics: None,
+            exclude,
+            exclude_nics: Vec::new(),
+            nvlink: false,
+            same_switch: false,
+            same_numa: false,
+            max_results: 8,
+            input: Input { input: None },
+        };
         own(&source::own(Path::new("dgx-a100")).unwrap(), &options)
     }
 

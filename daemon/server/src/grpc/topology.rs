@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::{Stream, StreamExt};
 use gdrd_proto::v1::{self, topology_server};
 use gdrd_topology::TopologyError;
-use gdrd_topology::place::{PlaceRequest, PlaceSet, place};
+use gdrd_topology::place::{PlaceRequest, PlaceSet, default_nics, place};
 use gdrd_topology::plan::contract::{GpuPlan, NicPlan, PairPlan, Plan};
 use gdrd_topology::plan::explain;
 use serde::Serialize;
@@ -102,8 +102,7 @@ fn place_request(request: v1::PlaceRequest, plan: &Plan) -> Result<PlaceRequest,
         usize::try_from(value).map_err(|_| bad_argument(format!("{field} {value} is out of range")))
     };
     let gpus = count("gpus", request.gpus)?;
-    let used = plan.nics.iter().filter(|nic| !nic.gpus.is_empty()).count();
-    let nics = request.nics.map_or(Ok(gpus.min(used)), |nics| count("nics", nics))?;
+    let nics = request.nics.map_or(Ok(default_nics(plan, gpus)), |nics| count("nics", nics))?;
     let max_sets = if request.max_results == 0 { DEFAULT_PLACEMENTS } else { request.max_results };
     Ok(PlaceRequest {
         gpus,

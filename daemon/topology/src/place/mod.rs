@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::TopologyError;
 use crate::model::{GpuId, HcaId, Host, Snapshot};
 use crate::plan::PlanOptions;
+use crate::plan::contract::Plan;
 use choose::candidate_sets;
 use score::Scorer;
 
@@ -76,6 +77,12 @@ pub struct PlaceSet {
     pub score: f64,
     /// What the score rests on.
     pub reasons: Vec<String>,
+}
+
+/// NICs for a job that names no number: one a GPU, as far as the plan has NICs for GPUs.
+#[must_use]
+pub fn default_nics(plan: &Plan, gpus: usize) -> usize {
+    plan.nics.iter().filter(|nic| !nic.gpus.is_empty()).count().min(gpus)
 }
 
 /// Finds sets of free GPUs and NICs for a request. NICs that are never assigned automatically (ports down,
