@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 use gdrd_engine::Engine;
 use gdrd_server::{Change, Server, Topology};
+use gdrd_topology::assemble::ReadOptions;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -41,6 +42,8 @@ pub(crate) fn runtime() -> anyhow::Result<Runtime> {
 pub(crate) struct Rescan {
     /// Where it is read.
     pub(crate) origin: Origin,
+    /// How it is read.
+    pub(crate) options: ReadOptions,
     /// How often; zero for never.
     pub(crate) interval: Duration,
     /// Where it is put in force.
@@ -94,14 +97,14 @@ async fn asked_to_end(terminate: &mut Signal, interrupt: &mut Signal) -> &'stati
 
 /// Reads the host again at each interval; pending for ever where it cannot change or nobody wants it.
 async fn watch_host(rescan: Rescan) {
-    let Rescan { origin, interval, topology, engine } = rescan;
+    let Rescan { origin, options, interval, topology, engine } = rescan;
     if origin == Origin::Simulated || interval.is_zero() {
         return std::future::pending().await;
     }
     loop {
         tokio::time::sleep(interval).await;
-        let again = origin.clone();
-        match tokio::task::spawn_blocking(move || hardware::read(&again)).await {
+        let (origin, options) = (origin.clone(), options.clone());
+        match tokio::task::spawn_blocking(move || hardware::read(&origin, &options)).await {
             Ok(Ok(snapshot)) => apply(&topology, &engine, topology.update(snapshot)),
             Ok(Err(error)) => warn!("topology is as before: {error:#}"),
             Err(error) => warn!(%error, "the topology reader ended by itself"),

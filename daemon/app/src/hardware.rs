@@ -16,10 +16,10 @@ use gdrd_sim::fault::MAX_SCRIPT_BYTES;
 use gdrd_sim::{SimHost, SimOptions};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::model::Snapshot;
-use gdrd_topology::plan::PlanOptions;
 use gdrd_topology::{profile, read_input, read_live, read_root};
 
 use crate::arguments::Arguments;
+use crate::config::TopologyKeys;
 
 /// Where the topology comes from, and comes from again at each rescan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,15 +53,15 @@ pub(crate) struct Chosen {
 ///
 /// # Errors
 /// When the profile, the fault script or the host cannot be read.
-pub(crate) fn choose(arguments: &Arguments) -> anyhow::Result<Chosen> {
+pub(crate) fn choose(arguments: &Arguments, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
     match &arguments.sim {
-        Some(name) => simulated(name, arguments.fault_script.as_deref()),
-        None => real(arguments.sysfs_root.clone()),
+        Some(name) => simulated(name, arguments.fault_script.as_deref(), keys),
+        None => real(arguments.sysfs_root.clone(), keys),
     }
 }
 
-fn simulated(name: &str, fault_script: Option<&Path>) -> anyhow::Result<Chosen> {
-    let snapshot = profile_snapshot(name)?;
+fn simulated(name: &str, fault_script: Option<&Path>, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
+    let snapshot = profile_snapshot(name, &keys.read_options()?)?;
     let sim = SimHost::from_host_with(&snapshot.host, SimOptions::default())
         .with_context(|| format!("simulate host profile {name}"))?;
     if let Some(path) = fault_script {
@@ -70,7 +70,7 @@ fn simulated(name: &str, fault_script: Option<&Path>) -> anyhow::Result<Chosen> 
     }
     let facts = sim.gpu_facts().gpus().context("list the simulated gpus")?;
     let found = format!("simulates {} gpus and {} hcas of profile {name}", facts.len(), sim.hcas().len());
-    let topology = Topology::new(snapshot, PlanOptions::default());
+    let topology = Topology::new(snapshot, keys.plan_options()?);
     let hardware =
         Hardware { gpu_memory: Some(sim.gpu_memory()), hcas: sim.hcas(), plan: host_plan(&topology, &facts) };
     let mut backends = vec![Backend { name: "sim", present: true, reason: found }];
@@ -85,9 +85,9 @@ fn simulated(name: &str, fault_script: Option<&Path>) -> anyhow::Result<Chosen> 
     })
 }
 
-fn real(sysfs_root: Option<PathBuf>) -> anyhow::Result<Chosen> {
+fn real(sysfs_root: Option<PathBuf>, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
     let origin = sysfs_root.map_or(Origin::Live, Origin::Captured);
-    let topology = Topology::new(read(&origin)?, PlanOptions::default());
+    let topology = Topology::new(read(&origin, &keys.read_options()?)?, keys.plan_options()?);
     let hardware = Hardware { gpu_memory: None, hcas: Vec::new(), plan: host_plan(&topology, &[]) };
     let mut backends = vec![Backend { name: "sim", present: false, reason: "started without --sim".to_owned() }];
     backends.extend(absent("this build does not contain it"));
@@ -104,25 +104,24 @@ fn absent(reason: &str) -> impl Iterator<Item = Backend> {
 ///
 /// # Errors
 /// When it cannot be read.
-pub(crate) fn read(origin: &Origin) -> anyhow::Result<Snapshot> {
-    let options = ReadOptions::default();
+pub(crate) fn read(origin: &Origin, options: &ReadOptions) -> anyhow::Result<Snapshot> {
     match origin {
         Origin::Simulated => bail!("a simulated host is read once"),
-        Origin::Live => read_live(&options).context("read the topology of this machine"),
+        Origin::Live => read_live(options).context("read the topology of this machine"),
         Origin::Captured(root) => {
-            read_root(root, &options).with_context(|| format!("read the topology below {}", root.display()))
+            read_root(root, options).with_context(|| format!("read the topology below {}", root.display()))
         }
     }
 }
 
 /// A built-in profile by name, else a file.
-fn profile_snapshot(name: &str) -> anyhow::Result<Snapshot> {
+fn profile_snapshot(name: &str, options: &ReadOptions) -> anyhow::Result<Snapshot> {
     if profile::builtin_names().contains(&name) {
         return Ok(profile::builtin(name)?);
     }
     let path = Path::new(name);
     ensure!(path.exists(), "no host profile {name}: neither a file nor one of {}", profile::builtin_names().join(", "));
-    read_input(path, &ReadOptions::default()).with_context(|| format!("host profile {name}"))
+    read_input(path, options).with_context(|| format!("host profile {name}"))
 }
 
 fn read_script(path: &Path) -> anyhow::Result<String> {
@@ -159,7 +158,8 @@ mod tests {
     #[test]
     fn every_built_in_profile_can_be_simulated() {
         for name in profile::builtin_names() {
-            let chosen = simulated(name, None).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+            let chosen =
+                simulated(name, None, &TopologyKeys::default()).unwrap_or_else(|error| panic!("{name}: {error:#}"));
             assert_eq!(chosen.sim_profile, name);
             assert!(!chosen.hardware.plan.gpus.is_empty(), "{name}");
         }
@@ -167,13 +167,13 @@ mod tests {
 
     #[test]
     fn unknown_profile_is_told_the_known_ones() {
-        let message = format!("{:#}", simulated("dgx-z9", None).expect_err("unknown"));
+        let message = format!("{:#}", simulated("dgx-z9", None, &TopologyKeys::default()).expect_err("unknown"));
         assert!(message.contains("dgx-z9") && message.contains("dgx-a100"), "{message}");
     }
 
     #[test]
     fn host_without_backends_says_so_for_each_and_has_no_memory() {
-        let chosen = real(None).expect("this machine has a /sys");
+        let chosen = real(None, &TopologyKeys::default()).expect("this machine has a /sys");
         assert!(chosen.backends.iter().all(|backend| !backend.present && !backend.reason.is_empty()));
         assert!(chosen.hardware.gpu_memory.is_none());
         assert_eq!(chosen.gpu_proof, GpuProof::DeviceNode);

@@ -73,7 +73,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     logging::start(logging::filter(&config.log.filter)?, config.log.format)?;
     let is_root = rustix::process::geteuid().is_root();
     let folder = runtime_dir::locate(arguments.runtime_dir.clone(), |name| std::env::var_os(name), is_root)?;
-    let chosen = hardware::choose(arguments)?;
+    let chosen = hardware::choose(arguments, &config.topology)?;
     let runtime_dir = RuntimeDir::claim(folder)?;
     raise_descriptor_limit();
 
@@ -86,6 +86,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let status = status(&facts, &chosen.topology);
     let rescan = Rescan {
         origin: chosen.origin,
+        options: config.topology.read_options()?,
         interval: Duration::from_secs(config.topology.rescan_interval_s),
         topology: chosen.topology.clone(),
         engine: engine.clone(),

@@ -4,6 +4,7 @@ use gdrd_engine::Quota;
 use serde::{Deserialize, Serialize};
 
 use super::tables::{BrokerKeys, ExecutorKeys, LimitKeys, PoolKeys, ServerKeys};
+use super::topology::TopologyKeys;
 use super::who::Who;
 
 /// The whole file.
@@ -129,20 +130,6 @@ pub(crate) struct PrewarmKeys {
     pub(crate) gpu: String,
     pub(crate) size_bytes: u64,
     pub(crate) count: u32,
-}
-
-/// Table `topology`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct TopologyKeys {
-    /// How often the host is read again, seconds; 0 for never.
-    pub(crate) rescan_interval_s: u64,
-}
-
-impl Default for TopologyKeys {
-    fn default() -> Self {
-        Self { rescan_interval_s: 60 }
-    }
 }
 
 /// Values of `log.format`.

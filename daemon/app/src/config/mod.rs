@@ -6,6 +6,7 @@
 mod file;
 mod range;
 mod tables;
+mod topology;
 mod who;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use thiserror::Error;
 pub(crate) use file::{Config, LogFormat};
 use file::{GpuProofKey, LeaseRule, QuotaKeys};
 use range::Ranges;
+pub(crate) use topology::TopologyKeys;
 
 /// Longest configuration file, bytes.
 const MAX_CONFIG_BYTES: u64 = 1024 * 1024;
@@ -102,10 +104,7 @@ impl Config {
         for (index, rule) in self.policy.lease.iter().enumerate() {
             rule.check(&format!("policy.lease[{index}]"), &mut ranges);
         }
-        // 0 stands for never; more often than every 30 s would make an idle daemon a busy one.
-        if self.topology.rescan_interval_s != 0 {
-            ranges.within("topology.rescan_interval_s", self.topology.rescan_interval_s, 30, 24 * 3600);
-        }
+        self.topology.check(&mut ranges)?;
         ranges.finish()?;
         let whole = self.engine(Policy::default(), GpuProof::None).validate();
         whole.map_err(|refusal| ConfigError::Together(refusal.to_string()))

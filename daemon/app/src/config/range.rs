@@ -16,6 +16,17 @@ impl Ranges {
         }
     }
 
+    /// A list may have so many entries.
+    pub(super) fn at_most(&mut self, key: &str, entries: usize, most: usize) {
+        if entries > most {
+            self.refuse(
+                key,
+                u64::try_from(entries).unwrap_or(u64::MAX),
+                format!("lists of at most {most} entries are"),
+            );
+        }
+    }
+
     /// `value` must be a power of two.
     pub(super) fn power_of_two(&mut self, key: &str, value: u32) {
         if !value.is_power_of_two() {

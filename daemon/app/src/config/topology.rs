@@ -1,0 +1,147 @@
+//! Table `topology`: how often the host is read, and the operator's word on what is a GPU and which NICs it uses.
+
+use std::collections::BTreeMap;
+
+use gdrd_topology::assemble::{GpuIds, ReadOptions};
+use gdrd_topology::level::Level;
+use gdrd_topology::plan::{NicFilter, Pin, PlanOptions};
+use serde::{Deserialize, Serialize};
+
+use super::ConfigError;
+use super::range::Ranges;
+
+/// Most entries of a list here.
+const MAX_ENTRIES: usize = 1024;
+
+/// Table `topology`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct TopologyKeys {
+    /// How often the host is read again, seconds; 0 for never.
+    pub(crate) rescan_interval_s: u64,
+    /// PCI ids that count as GPU beside the built-in rule.
+    pub(crate) gpu_ids: Vec<String>,
+    /// NICs that may be used, in the syntax of NCCL_IB_HCA; empty for all.
+    pub(crate) nic_filter: String,
+    /// Farthest level that is still assigned.
+    pub(crate) max_level: String,
+    /// GPUs with NICs fixed by hand.
+    pub(crate) pins: Vec<PinKeys>,
+    /// Rails by NIC name, over those by PCI order.
+    pub(crate) rails: BTreeMap<String, u32>,
+}
+
+/// One pin.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PinKeys {
+    pub(crate) gpu: String,
+    pub(crate) nics: Vec<String>,
+}
+
+impl Default for TopologyKeys {
+    fn default() -> Self {
+        Self {
+            rescan_interval_s: 60,
+            gpu_ids: Vec::new(),
+            nic_filter: String::new(),
+            max_level: Level::Sys.to_string(),
+            pins: Vec::new(),
+            rails: BTreeMap::new(),
+        }
+    }
+}
+
+impl TopologyKeys {
+    pub(super) fn check(&self, ranges: &mut Ranges) -> Result<(), ConfigError> {
+        // 0 stands for never; more often than every 30 s would make an idle daemon a busy one.
+        if self.rescan_interval_s != 0 {
+            ranges.within("topology.rescan_interval_s", self.rescan_interval_s, 30, 24 * 3600);
+        }
+        for (key, entries) in [("gpu_ids", self.gpu_ids.len()), ("pins", self.pins.len()), ("rails", self.rails.len())]
+        {
+            ranges.at_most(&format!("topology.{key}"), entries, MAX_ENTRIES);
+        }
+        self.read_options()?;
+        self.plan_options().map(drop)
+    }
+
+    /// How the host is read.
+    ///
+    /// # Errors
+    /// `Value`.
+    pub(crate) fn read_options(&self) -> Result<ReadOptions, ConfigError> {
+        let gpu_ids = GpuIds::parse(self.gpu_ids.iter().map(String::as_str));
+        let gpu_ids = gpu_ids.map_err(|error| refused("gpu_ids", &self.gpu_ids.join(", "), &error))?;
+        Ok(ReadOptions { gpu_ids })
+    }
+
+    /// How its GPUs are paired.
+    ///
+    /// # Errors
+    /// `Value`.
+    pub(crate) fn plan_options(&self) -> Result<PlanOptions, ConfigError> {
+        let filter = match self.nic_filter.as_str() {
+            "" => None,
+            text => Some(text.parse::<NicFilter>().map_err(|error| refused("nic_filter", text, &error))?),
+        };
+        let max_level = Level::parse(&self.max_level).filter(|level| !matches!(level, Level::Same | Level::NvLink(_)));
+        let levels = &"PIX, PXB, PHB, NODE and SYS are";
+        let max_level = max_level.ok_or_else(|| refused("max_level", &self.max_level, levels))?;
+        let pin = |pin: &PinKeys| Pin { gpu: pin.gpu.clone(), nics: pin.nics.clone() };
+        Ok(PlanOptions {
+            filter,
+            pins: self.pins.iter().map(pin).collect(),
+            max_level,
+            rails: self.rails.clone(),
+            ..PlanOptions::default()
+        })
+    }
+}
+
+fn refused(key: &str, value: &str, allowed: &dyn std::fmt::Display) -> ConfigError {
+    ConfigError::Value { key: format!("topology.{key}"), value: format!("{value:?}"), allowed: allowed.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(keys: &TopologyKeys) -> Result<(), String> {
+        let mut ranges = Ranges::default();
+        let checked = keys.check(&mut ranges).and_then(|()| ranges.finish());
+        checked.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_library() {
+        let keys = TopologyKeys::default();
+        assert_eq!(checked(&keys), Ok(()));
+        assert_eq!(keys.read_options().expect("valid"), ReadOptions::default());
+        assert_eq!(keys.plan_options().expect("valid"), PlanOptions::default());
+    }
+
+    #[test]
+    fn wrong_words_are_named_with_their_key() {
+        let keys = TopologyKeys { max_level: "PIXX".to_owned(), ..TopologyKeys::default() };
+        let message = checked(&keys).expect_err("no level");
+        assert_eq!(message, "topology.max_level = \"PIXX\" is not allowed; PIX, PXB, PHB, NODE and SYS are");
+        let keys = TopologyKeys { gpu_ids: vec!["1bcf".to_owned()], ..TopologyKeys::default() };
+        assert!(checked(&keys).expect_err("no id").starts_with("topology.gpu_ids"));
+        let keys = TopologyKeys { nic_filter: "^".to_owned(), ..TopologyKeys::default() };
+        assert!(checked(&keys).expect_err("no name").starts_with("topology.nic_filter"));
+    }
+
+    #[test]
+    fn the_operators_word_reaches_the_plan() {
+        let keys = TopologyKeys {
+            nic_filter: "^mlx5_0".to_owned(),
+            max_level: "PXB".to_owned(),
+            pins: vec![PinKeys { gpu: "GPU1".to_owned(), nics: vec!["mlx5_3".to_owned()] }],
+            ..TopologyKeys::default()
+        };
+        let options = keys.plan_options().expect("valid");
+        assert!(options.filter.is_some_and(|filter| !filter.allows_name("mlx5_0")));
+        assert_eq!((options.max_level, options.pins.len()), (Level::Pxb, 1));
+    }
+}
