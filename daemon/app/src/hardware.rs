@@ -9,7 +9,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use gdrd_engine::{GpuProof, GpuUuid, Hardware, HostPlan, PlannedGpu};
+use gdrd_engine::{GpuProof, GpuUuid, Hardware, HostPlan, MemoryKind, PlannedGpu};
 use gdrd_hal::GpuFact;
 use gdrd_server::{Backend, Topology};
 use gdrd_sim::fault::MAX_SCRIPT_BYTES;
@@ -71,8 +71,13 @@ fn simulated(name: &str, fault_script: Option<&Path>, keys: &TopologyKeys) -> an
     let facts = sim.gpu_facts().gpus().context("list the simulated gpus")?;
     let found = format!("simulates {} gpus and {} hcas of profile {name}", facts.len(), sim.hcas().len());
     let topology = Topology::new(snapshot, keys.plan_options()?);
-    let hardware =
-        Hardware { gpu_memory: Some(sim.gpu_memory()), hcas: sim.hcas(), plan: host_plan(&topology, &facts) };
+    let hardware = Hardware {
+        gpu_memory: Some(sim.gpu_memory()),
+        gpu_memory_kind: MemoryKind::Memfd,
+        gpu_facts: Some(sim.gpu_facts()),
+        hcas: sim.hcas(),
+        plan: host_plan(&topology, &facts),
+    };
     let mut backends = vec![Backend { name: "sim", present: true, reason: found }];
     backends.extend(absent("the host is simulated"));
     Ok(Chosen {
@@ -88,7 +93,13 @@ fn simulated(name: &str, fault_script: Option<&Path>, keys: &TopologyKeys) -> an
 fn real(sysfs_root: Option<PathBuf>, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
     let origin = sysfs_root.map_or(Origin::Live, Origin::Captured);
     let topology = Topology::new(read(&origin, &keys.read_options()?)?, keys.plan_options()?);
-    let hardware = Hardware { gpu_memory: None, hcas: Vec::new(), plan: host_plan(&topology, &[]) };
+    let hardware = Hardware {
+        gpu_memory: None,
+        gpu_memory_kind: MemoryKind::CudaPosixFd,
+        gpu_facts: None,
+        hcas: Vec::new(),
+        plan: host_plan(&topology, &[]),
+    };
     let mut backends = vec![Backend { name: "sim", present: false, reason: "started without --sim".to_owned() }];
     backends.extend(absent("this build does not contain it"));
     Ok(Chosen { origin, topology, hardware, backends, sim_profile: String::new(), gpu_proof: GpuProof::DeviceNode })

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use futures_channel::oneshot;
 
 use crate::error::EngineError;
+use crate::runtime::Answered;
 
 /// Something to do unless it is disarmed first.
 #[must_use]
@@ -52,7 +53,7 @@ pub struct Call<T> {
 #[derive(Debug)]
 enum Answer<T> {
     Ready(Option<Result<T, EngineError>>),
-    Later(oneshot::Receiver<Result<T, EngineError>>),
+    Later(oneshot::Receiver<Result<Answered, EngineError>>, fn(Answered) -> Option<T>),
 }
 
 impl<T> Call<T> {
@@ -60,8 +61,13 @@ impl<T> Call<T> {
         Self { answer: Answer::Ready(Some(answer)), cancel: Undo::none() }
     }
 
-    pub(crate) fn later(receiver: oneshot::Receiver<Result<T, EngineError>>, cancel: Undo) -> Self {
-        Self { answer: Answer::Later(receiver), cancel }
+    /// An answer to come, of which `pick` takes what the call is about.
+    pub(crate) fn later(
+        receiver: oneshot::Receiver<Result<Answered, EngineError>>,
+        pick: fn(Answered) -> Option<T>,
+        cancel: Undo,
+    ) -> Self {
+        Self { answer: Answer::Later(receiver, pick), cancel }
     }
 
     /// Blocks the thread until the answer is there. For tests and threads of their own, never for async tasks.
@@ -80,9 +86,11 @@ impl<T> Future for Call<T> {
         let this = Pin::into_inner(self);
         let answer = match &mut this.answer {
             Answer::Ready(answer) => answer.take().unwrap_or(Err(EngineError::Cancelled)),
-            Answer::Later(receiver) => match Pin::new(receiver).poll(context) {
+            Answer::Later(receiver, pick) => match Pin::new(receiver).poll(context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(answer) => answer.unwrap_or(Err(EngineError::ShuttingDown)),
+                Poll::Ready(answer) => answer.unwrap_or(Err(EngineError::ShuttingDown)).and_then(|answer| {
+                    pick(answer).ok_or_else(|| EngineError::Internal { problem: "a call got another's answer".into() })
+                }),
             },
         };
         std::mem::replace(&mut this.cancel, Undo::none()).disarm();
@@ -117,6 +125,10 @@ mod tests {
 
     use super::*;
 
+    fn done(answer: Answered) -> Option<()> {
+        matches!(answer, Answered::Done).then_some(())
+    }
+
     fn counting() -> (Arc<AtomicU32>, Undo) {
         let count = Arc::new(AtomicU32::new(0));
         let inner = Arc::clone(&count);
@@ -131,8 +143,8 @@ mod tests {
     #[test]
     fn a_dropped_call_is_cancelled_once() {
         let (count, cancel) = counting();
-        let (_sender, receiver) = oneshot::channel::<Result<(), EngineError>>();
-        drop(Call::later(receiver, cancel));
+        let (_sender, receiver) = oneshot::channel::<Result<Answered, EngineError>>();
+        drop(Call::later(receiver, done, cancel));
         assert_eq!(count.load(Ordering::Relaxed), 1);
     }
 
@@ -140,17 +152,17 @@ mod tests {
     fn an_answered_call_is_not_cancelled() {
         let (count, cancel) = counting();
         let (sender, receiver) = oneshot::channel();
-        let call = Call::later(receiver, cancel);
-        let answerer = std::thread::spawn(move || sender.send(Ok(7)));
-        assert_eq!(call.wait(), Ok(7));
-        assert!(answerer.join().unwrap().is_ok());
+        let call = Call::later(receiver, done, cancel);
+        let answerer = std::thread::spawn(move || sender.send(Ok(Answered::Done)).is_ok());
+        assert_eq!(call.wait(), Ok(()));
+        assert!(answerer.join().unwrap());
         assert_eq!(count.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn a_call_whose_engine_is_gone_says_so() {
-        let (sender, receiver) = oneshot::channel::<Result<(), EngineError>>();
+        let (sender, receiver) = oneshot::channel::<Result<Answered, EngineError>>();
         drop(sender);
-        assert_eq!(Call::later(receiver, Undo::none()).wait(), Err(EngineError::ShuttingDown));
+        assert_eq!(Call::later(receiver, done, Undo::none()).wait(), Err(EngineError::ShuttingDown));
     }
 }

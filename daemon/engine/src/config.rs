@@ -107,11 +107,13 @@ impl Default for PoolConfig {
 pub struct Timeouts {
     /// For admitted requests on an ended lease to complete, before the queue pairs concerned go to ERR. Default 2 s.
     pub drain: Duration,
+    /// For everything to be given back when the engine stops. Default 10 s.
+    pub shutdown: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { drain: Duration::from_secs(2) }
+        Self { drain: Duration::from_secs(2), shutdown: Duration::from_secs(10) }
     }
 }
 
@@ -185,8 +187,8 @@ impl EngineConfig {
             ("limits.max_watches", u64::from(limits.max_watches), 1, 4096),
             ("limits.watch_queue", u64::from(limits.watch_queue), 1, 65_536),
             ("limits.registration_slots", u64::from(limits.registration_slots), 16, 65_536),
-            ("limits.default_queue_depth", u64::from(limits.default_queue_depth), 1, 4096),
-            ("limits.max_queue_depth", u64::from(limits.max_queue_depth), 1, 32_768),
+            ("limits.default_queue_depth", u64::from(limits.default_queue_depth), 1, u64::from(gdrd_ring::MAX_DEPTH)),
+            ("limits.max_queue_depth", u64::from(limits.max_queue_depth), 1, u64::from(gdrd_ring::MAX_DEPTH)),
             ("pool.ready_max_per_class", u64::from(self.pool.ready_max_per_class), 0, 4096),
             ("pool.ready_target_per_class", u64::from(self.pool.ready_target_per_class), 0, 4096),
             ("pool.clean_target_per_class", u64::from(self.pool.clean_target_per_class), 0, 4096),

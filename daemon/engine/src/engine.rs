@@ -4,17 +4,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_channel::mpsc;
-use gdrd_hal::{Endpoint, GpuMemory, GpuUuid, Hca};
+use futures_channel::{mpsc, oneshot};
+use gdrd_hal::{Endpoint, GpuFacts, GpuMemory, GpuUuid, Hca};
 
-use crate::call::Call;
+use crate::call::{Call, Undo};
 use crate::config::EngineConfig;
+use crate::core::{CallId, Input};
 use crate::error::EngineError;
 use crate::ids::{DeviceNumber, Generation, LeaseId, QueuePairId, SessionId, Token};
-use crate::lease::{AcquireRequest, LeaseEvent, LeaseGrant, LeasePage};
+use crate::lease::{AcquireRequest, LeaseEvent, LeaseGrant, LeasePage, MemoryKind};
 use crate::peer::Peer;
 use crate::plan::HostPlan;
 use crate::queue_pair::{QueuePairGrant, QueuePairPage, QueuePairRequest};
+use crate::runtime::{Answered, Runtime};
 use crate::session::{SessionOpened, Viewer};
 use crate::stats::Stat;
 
@@ -22,6 +24,10 @@ use crate::stats::Stat;
 pub struct Hardware {
     /// GPU memory, where there is a backend for it.
     pub gpu_memory: Option<Arc<dyn GpuMemory>>,
+    /// How clients map that backend's memory.
+    pub gpu_memory_kind: MemoryKind,
+    /// What the GPU driver tells, where there is one: device nodes and health.
+    pub gpu_facts: Option<Arc<dyn GpuFacts>>,
     /// RDMA devices.
     pub hcas: Vec<Arc<dyn Hca>>,
     /// GPUs and their pairing.
@@ -39,14 +45,25 @@ impl fmt::Debug for Hardware {
     }
 }
 
-/// The engine. Cheap to clone; all clones are one engine.
-#[derive(Clone, Debug)]
+/// The engine. Cheap to clone; all clones are one engine, which shuts down with the last.
+#[derive(Clone)]
 pub struct Engine {
-    config: Arc<EngineConfig>,
+    running: Arc<Running>,
 }
 
-fn unfinished<T>() -> Result<T, EngineError> {
-    Err(EngineError::Internal { problem: "the engine's runtime is not linked".into() })
+/// Shuts the runtime down when the last handle goes: its own threads keep it alive.
+struct Running(Arc<Runtime>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.shutdown();
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").field("config", self.config()).finish_non_exhaustive()
+    }
 }
 
 impl Engine {
@@ -54,40 +71,69 @@ impl Engine {
     ///
     /// # Errors
     /// `BadArgument` for a configuration out of range; `Internal` when a thread cannot be started.
-    pub fn start(config: EngineConfig, _hardware: Hardware) -> Result<Self, EngineError> {
-        config.validate()?;
-        Ok(Self { config: Arc::new(config) })
+    pub fn start(config: EngineConfig, hardware: Hardware) -> Result<Self, EngineError> {
+        let runtime = Runtime::start(config, hardware)?;
+        Ok(Self { running: Arc::new(Running(runtime)) })
     }
 
-    /// Ends every session, gives back everything and joins the engine's threads. Blocks until that is done.
-    pub fn shutdown(&self) {}
+    /// Ends every session, gives back everything and joins the engine's threads. Blocks until that is done, at most
+    /// about [`crate::Timeouts::shutdown`]. Does nothing the second time.
+    pub fn shutdown(&self) {
+        self.runtime().shutdown();
+    }
+
+    fn runtime(&self) -> &Arc<Runtime> {
+        &self.running.0
+    }
+
+    /// A call that is answered at once with nothing but success.
+    fn done(&self, input: impl FnOnce(CallId) -> Input) -> Result<(), EngineError> {
+        self.runtime().ask(input).map(|_| ())
+    }
+
+    /// A call that may be answered later.
+    fn call<T>(&self, pick: fn(Answered) -> Option<T>, input: impl FnOnce(CallId) -> Input) -> Call<T> {
+        let (sender, receiver) = oneshot::channel();
+        match self.runtime().ask_later(sender, input) {
+            (_, Some(answer)) => Call::ready(answer.and_then(|answer| {
+                pick(answer).ok_or_else(|| EngineError::Internal { problem: "a call got another's answer".into() })
+            })),
+            (call, None) => {
+                let runtime = Arc::clone(self.runtime());
+                Call::later(receiver, pick, Undo::new(move || runtime.cancel(call)))
+            }
+        }
+    }
 
     /// Opens a session for a peer.
     ///
     /// # Errors
     /// `NotAllowed`, `OpaquePeer`, `Limit`, `BadArgument` (name too long), `ShuttingDown`.
-    pub fn open_session(&self, _peer: Peer, _client_name: &str) -> Result<SessionOpened, EngineError> {
-        unfinished()
+    pub fn open_session(&self, peer: Peer, client_name: &str) -> Result<SessionOpened, EngineError> {
+        self.runtime().open_session(&peer, client_name)
     }
 
     /// Ends a session: its calls are cancelled, its queue pairs destroyed, its holds dropped. Does nothing when it
     /// has ended already. `reason` goes to the log.
-    pub fn close_session(&self, _session: SessionId, _reason: &str) {}
+    pub fn close_session(&self, session: SessionId, reason: &str) {
+        tracing::info!(%session, reason, "session closed");
+        self.runtime().close_session(session);
+    }
 
     /// The session that a token proves, for a caller of that uid.
     ///
     /// # Errors
     /// `BadToken`.
-    pub fn session_of_token(&self, _token: &Token, _uid: u32) -> Result<SessionId, EngineError> {
-        unfinished()
+    pub fn session_of_token(&self, token: &Token, uid: u32) -> Result<SessionId, EngineError> {
+        self.runtime().session_of_token(token, uid)
     }
 
     /// Notes that the session holds open fds of these device nodes; answers with the GPUs they are.
     ///
     /// # Errors
     /// `NotAGpu` for the first number that is none (then nothing is noted), `SessionEnded`.
-    pub fn prove_gpus(&self, _session: SessionId, _nodes: &[DeviceNumber]) -> Result<Vec<GpuUuid>, EngineError> {
-        unfinished()
+    pub fn prove_gpus(&self, session: SessionId, nodes: &[DeviceNumber]) -> Result<Vec<GpuUuid>, EngineError> {
+        self.runtime().prove_gpus(session, nodes)
     }
 
     /// Leases a buffer. Warm, the answer is there at once.
@@ -95,16 +141,17 @@ impl Engine {
     /// # Errors
     /// `BadArgument`, `UnknownGpu`, `UnknownHca`, `GpuNotProven`, `GpuWithoutNode`, `Limit`, `OutOfMemory`,
     /// `HcaExhausted`, `Unsupported`, `Absent`, `DeviceLost`, `Driver`, `SessionEnded`, `ShuttingDown`.
-    pub fn acquire(&self, _session: SessionId, _request: AcquireRequest) -> Call<LeaseGrant> {
-        Call::ready(unfinished())
+    pub fn acquire(&self, session: SessionId, request: AcquireRequest) -> Call<LeaseGrant> {
+        self.call(lease, |call| Input::Acquire { call, session, request })
     }
 
     /// Makes the session one more holder of a lease of its tenant.
     ///
     /// # Errors
     /// `UnknownLease`, `LeaseRevoked`, `GpuNotProven`, `Limit`, `SessionEnded`.
-    pub fn open(&self, _session: SessionId, _lease: LeaseId) -> Result<LeaseGrant, EngineError> {
-        unfinished()
+    pub fn open(&self, session: SessionId, id: LeaseId) -> Result<LeaseGrant, EngineError> {
+        let answer = self.runtime().ask(|call| Input::Open { call, session, lease: id })?;
+        lease(answer).ok_or_else(|| EngineError::Internal { problem: "a call got another's answer".into() })
     }
 
     /// Ends the session's hold. `generation`, where given, must be the lease's.
@@ -113,35 +160,36 @@ impl Engine {
     /// `UnknownLease`, `NotHolder`, `StaleGeneration`, `ReceivesPosted`, `SessionEnded`.
     pub fn release(
         &self,
-        _session: SessionId,
-        _lease: LeaseId,
-        _generation: Option<Generation>,
+        session: SessionId,
+        lease: LeaseId,
+        generation: Option<Generation>,
     ) -> Result<(), EngineError> {
-        unfinished()
+        let receives = self.runtime().receives_on(session, lease);
+        self.done(|call| Input::Release { call, session, lease, generation, receives })
     }
 
     /// Lets a lease outlive its sessions by at most `ttl`.
     ///
     /// # Errors
     /// `UnknownLease`, `NotHolder`, `LeaseRevoked`, `BadArgument` (ttl zero or above the limit), `SessionEnded`.
-    pub fn detach(&self, _session: SessionId, _lease: LeaseId, _ttl: Duration) -> Result<(), EngineError> {
-        unfinished()
+    pub fn detach(&self, session: SessionId, lease: LeaseId, ttl: Duration) -> Result<(), EngineError> {
+        self.done(|call| Input::Detach { call, session, lease, ttl })
     }
 
     /// A page of leases, from `start` on; rkeys read 0. `page` 0 is the limit.
     ///
     /// # Errors
     /// `SessionEnded`.
-    pub fn list_leases(&self, _viewer: &Viewer, _start: Option<LeaseId>, _page: u32) -> Result<LeasePage, EngineError> {
-        unfinished()
+    pub fn list_leases(&self, viewer: &Viewer, start: Option<LeaseId>, page: u32) -> Result<LeasePage, EngineError> {
+        self.runtime().list_leases(viewer, start, page)
     }
 
     /// The full state as `Present` events, `Synced`, then what happens.
     ///
     /// # Errors
     /// `SessionEnded`, `Limit`, `ShuttingDown`.
-    pub fn watch_leases(&self, _viewer: &Viewer) -> Result<mpsc::Receiver<LeaseEvent>, EngineError> {
-        unfinished()
+    pub fn watch_leases(&self, viewer: &Viewer) -> Result<mpsc::Receiver<LeaseEvent>, EngineError> {
+        self.runtime().watch_leases(viewer)
     }
 
     /// A queue pair in INIT with its ring.
@@ -149,24 +197,24 @@ impl Engine {
     /// # Errors
     /// `BadArgument`, `UnknownHca`, `UnknownGpu`, `GpuNotProven`, `Limit`, `HcaExhausted`, `Unsupported`, `Absent`,
     /// `DeviceLost`, `Driver`, `SessionEnded`, `ShuttingDown`.
-    pub fn create_queue_pair(&self, _session: SessionId, _request: QueuePairRequest) -> Call<QueuePairGrant> {
-        Call::ready(unfinished())
+    pub fn create_queue_pair(&self, session: SessionId, request: QueuePairRequest) -> Call<QueuePairGrant> {
+        self.call(queue_pair, |call| Input::CreateQueuePair { call, session, request })
     }
 
     /// To RTS against the peer's endpoint.
     ///
     /// # Errors
     /// `UnknownQueuePair`, `QueuePairState`, `BadArgument`, `DeviceLost`, `Driver`, `SessionEnded`.
-    pub fn connect_queue_pair(&self, _session: SessionId, _queue_pair: QueuePairId, _remote: Endpoint) -> Call<()> {
-        Call::ready(unfinished())
+    pub fn connect_queue_pair(&self, session: SessionId, queue_pair: QueuePairId, remote: Endpoint) -> Call<()> {
+        self.call(done, |call| Input::ConnectQueuePair { call, session, queue_pair, remote })
     }
 
     /// Destroys a queue pair: posted work is flushed first.
     ///
     /// # Errors
     /// `UnknownQueuePair`, `SessionEnded`.
-    pub fn destroy_queue_pair(&self, _session: SessionId, _queue_pair: QueuePairId) -> Call<()> {
-        Call::ready(unfinished())
+    pub fn destroy_queue_pair(&self, session: SessionId, queue_pair: QueuePairId) -> Call<()> {
+        self.call(done, |call| Input::DestroyQueuePair { call, session, queue_pair })
     }
 
     /// A page of queue pairs, from `start` on. `page` 0 is the limit.
@@ -175,31 +223,56 @@ impl Engine {
     /// `SessionEnded`.
     pub fn list_queue_pairs(
         &self,
-        _viewer: &Viewer,
-        _start: Option<QueuePairId>,
-        _page: u32,
+        viewer: &Viewer,
+        start: Option<QueuePairId>,
+        page: u32,
     ) -> Result<QueuePairPage, EngineError> {
-        unfinished()
+        self.runtime().list_queue_pairs(viewer, start, page)
+    }
+
+    /// Asks the GPU driver which GPUs are lost or healthy again. Blocks on the driver.
+    pub fn refresh_gpus(&self) {
+        self.runtime().refresh_gpus();
     }
 
     /// Counters and gauges now.
     #[must_use]
     pub fn stats(&self) -> Vec<Stat> {
-        Vec::new()
+        self.runtime().stats()
     }
 
     /// The pairing in force.
     #[must_use]
     pub fn plan(&self) -> Arc<HostPlan> {
-        Arc::new(HostPlan::default())
+        self.runtime().plan()
     }
 
     /// Puts another pairing in force. Leases keep their registrations; new ones follow the new pairing.
-    pub fn update_plan(&self, _plan: HostPlan) {}
+    pub fn update_plan(&self, plan: HostPlan) {
+        self.runtime().update_plan(plan);
+    }
 
     /// The configuration it runs with.
     #[must_use]
     pub fn config(&self) -> &EngineConfig {
-        &self.config
+        &self.runtime().config
+    }
+}
+
+fn done(answer: Answered) -> Option<()> {
+    matches!(answer, Answered::Done).then_some(())
+}
+
+fn lease(answer: Answered) -> Option<LeaseGrant> {
+    match answer {
+        Answered::Lease(grant) => Some(grant),
+        _ => None,
+    }
+}
+
+fn queue_pair(answer: Answered) -> Option<QueuePairGrant> {
+    match answer {
+        Answered::QueuePair(grant) => Some(grant),
+        _ => None,
     }
 }

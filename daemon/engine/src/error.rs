@@ -181,6 +181,12 @@ pub enum EngineError {
         /// What the backend said.
         problem: String,
     },
+    /// The daemon has no file descriptors or memory left for what goes with an answer.
+    #[error("out of descriptors: {problem}; raise the daemon's limit on open files")]
+    OutOfDescriptors {
+        /// What the kernel said.
+        problem: String,
+    },
     /// The provider cannot do it.
     #[error("not supported: {problem}")]
     Unsupported {
@@ -240,7 +246,10 @@ impl EngineError {
             | Self::ReceivesPosted { .. }
             | Self::LeaseRevoked { .. }
             | Self::QueuePairState { .. } => ErrorKind::FailedPrecondition,
-            Self::Limit { .. } | Self::OutOfMemory { .. } | Self::HcaExhausted { .. } => ErrorKind::ResourceExhausted,
+            Self::Limit { .. }
+            | Self::OutOfMemory { .. }
+            | Self::HcaExhausted { .. }
+            | Self::OutOfDescriptors { .. } => ErrorKind::ResourceExhausted,
             Self::Unsupported { .. }
             | Self::Absent { .. }
             | Self::DeviceLost { .. }
@@ -276,6 +285,7 @@ impl EngineError {
             Self::Limit { reason, .. } => reason,
             Self::OutOfMemory { .. } => "GPU_OUT_OF_MEMORY",
             Self::HcaExhausted { .. } => "HCA_EXHAUSTED",
+            Self::OutOfDescriptors { .. } => "OUT_OF_DESCRIPTORS",
             Self::Unsupported { .. } => "UNSUPPORTED",
             Self::Absent { .. } => "HARDWARE_ABSENT",
             Self::DeviceLost { .. } => "DEVICE_LOST",

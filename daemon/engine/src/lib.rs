@@ -11,10 +11,8 @@
 #![forbid(unsafe_code)]
 
 pub mod broker;
-#[allow(dead_code)]
 mod call;
 mod config;
-#[allow(dead_code)]
 mod core;
 mod engine;
 mod error;
@@ -24,6 +22,7 @@ mod peer;
 mod plan;
 mod policy;
 mod queue_pair;
+mod runtime;
 mod session;
 mod stats;
 

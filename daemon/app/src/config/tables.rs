@@ -269,6 +269,6 @@ impl ExecutorKeys {
     }
 
     pub(super) fn timeouts(&self) -> Timeouts {
-        Timeouts { drain: Duration::from_millis(self.lease_drain_ms) }
+        Timeouts { drain: Duration::from_millis(self.lease_drain_ms), ..Timeouts::default() }
     }
 }

@@ -43,6 +43,8 @@ pub(crate) use input::{
     AllocationId, CallId, Failure, FailureKind, GpuIndex, GrantId, Input, NewSession, TenantId, WarmUp,
 };
 
+pub(crate) use view::Seen;
+
 use crate::config::{EngineConfig, GpuProof, Limits, PoolConfig};
 use crate::error::EngineError;
 use crate::ids::{Generation, LeaseId, QueuePairId, SessionId};

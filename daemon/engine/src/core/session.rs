@@ -18,7 +18,6 @@ use crate::session::SessionEvent;
 pub(crate) struct Session {
     pub(crate) tenant: TenantId,
     pub(crate) admin: bool,
-    pub(crate) client_name: Arc<str>,
     proven: BTreeSet<GpuIndex>,
     pub(crate) holds: BTreeSet<LeaseId>,
     pub(crate) queue_pairs: BTreeSet<QueuePairId>,
@@ -42,7 +41,6 @@ impl Core {
             Session {
                 tenant,
                 admin: new.admin,
-                client_name: new.client_name.into(),
                 proven: BTreeSet::new(),
                 holds: BTreeSet::new(),
                 queue_pairs: BTreeSet::new(),

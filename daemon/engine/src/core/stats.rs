@@ -34,10 +34,6 @@ pub(crate) struct Counters {
 }
 
 impl Core {
-    pub(crate) fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
     /// Every figure, in a fixed order.
     pub(crate) fn stats(&self) -> Vec<Stat> {
         let c = &self.counters;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gdrd_hal::{GpuUuid, QueuePairState};
 
-use super::{Core, Place, RegistrationState, TenantId};
+use super::{AllocationId, Core, Place, RegistrationState, TenantId};
 use crate::error::EngineError;
 use crate::ids::{LeaseId, QueuePairId, RemoteKey, SessionId};
 use crate::lease::{LeaseInfo, LeasePage, MemoryKind, RegistrationInfo};
@@ -139,11 +139,12 @@ impl Core {
         Some((tenant, &allocation.registrations))
     }
 
-    pub(crate) fn host(&self) -> &super::Host {
-        &self.host
+    /// The memory of a lease.
+    pub(crate) fn memory_of(&self, lease: LeaseId) -> Option<AllocationId> {
+        self.leases.get(&lease).map(|lease| lease.allocation)
     }
 
-    pub(crate) fn host_mut(&mut self) -> &mut super::Host {
-        &mut self.host
+    pub(crate) fn host(&self) -> &super::Host {
+        &self.host
     }
 }

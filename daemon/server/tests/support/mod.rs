@@ -66,7 +66,13 @@ impl TestServer {
         let sim = SimHost::from_host_with(&snapshot.host, SimOptions::default()).expect("it simulates");
         sim.inject_text(script).expect("a script of the test");
         let topology = Topology::new(snapshot, PlanOptions::default());
-        let hardware = Hardware { gpu_memory: Some(sim.gpu_memory()), hcas: sim.hcas(), plan: host_plan(&topology) };
+        let hardware = Hardware {
+            gpu_memory: Some(sim.gpu_memory()),
+            gpu_memory_kind: gdrd_engine::MemoryKind::Memfd,
+            gpu_facts: Some(sim.gpu_facts()),
+            hcas: sim.hcas(),
+            plan: host_plan(&topology),
+        };
         let uid = rustix::process::geteuid().as_raw();
         let policy = gdrd_engine::Policy::new(uid, None, None);
         let config = EngineConfig { policy, gpu_proof: GpuProof::None, ..config };

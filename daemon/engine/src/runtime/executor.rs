@@ -1,0 +1,206 @@
+//! Threads for calls that may block on a driver.
+//!
+//! Threads are started when work waits and none is idle, up to a bound, and then stay, asleep. Each
+//! device has a bound of its own, so that one slow driver cannot take all threads.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+use super::lock;
+use crate::core::{GpuIndex, HcaIndex};
+
+/// What a task may block on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lane {
+    Gpu(GpuIndex),
+    Hca(HcaIndex),
+    Host,
+    /// Nothing that blocks for long.
+    Unbounded,
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    /// On an executor thread: it will look for work when its task ends, so the first task that it adds needs no
+    /// other thread to be woken.
+    static WILL_LOOK: Cell<bool> = const { Cell::new(false) };
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<(Lane, Task)>,
+    running: BTreeMap<Lane, u32>,
+    idle: u32,
+    threads: u32,
+    stopping: bool,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    work: Condvar,
+    per_device: u32,
+}
+
+/// The threads.
+pub(crate) struct Executor {
+    shared: Arc<Shared>,
+    most: u32,
+    handles: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Executor {
+    pub(crate) fn new(most: u32, per_device: u32) -> Self {
+        let shared = Shared { queue: Mutex::default(), work: Condvar::new(), per_device };
+        Self { shared: Arc::new(shared), most, handles: Mutex::default() }
+    }
+
+    /// Runs `task` on one of the threads, in order of submission as far as its lane allows. After the end it is
+    /// dropped.
+    pub(crate) fn submit(&self, lane: Lane, task: impl FnOnce() + Send + 'static) {
+        let mut queue = lock(&self.shared.queue);
+        if queue.stopping {
+            return;
+        }
+        queue.tasks.push_back((lane, Box::new(task)));
+        if WILL_LOOK.replace(false) {
+            return;
+        }
+        if queue.idle > 0 {
+            self.shared.work.notify_one();
+        } else if queue.threads < self.most {
+            queue.threads += 1;
+            let index = queue.threads;
+            drop(queue);
+            self.start_thread(index);
+        }
+    }
+
+    fn start_thread(&self, index: u32) {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name(format!("gdrd-exec-{index}")).spawn(move || shared.run());
+        match thread {
+            Ok(thread) => lock(&self.handles).push(thread),
+            Err(error) => {
+                tracing::error!(%error, "an executor thread could not be started");
+                lock(&self.shared.queue).threads -= 1;
+            }
+        }
+    }
+
+    /// Threads started so far.
+    pub(crate) fn threads(&self) -> u32 {
+        lock(&self.shared.queue).threads
+    }
+
+    /// Drops what waits and ends the threads; waits for them if `joined`.
+    pub(crate) fn stop(&self, joined: bool) {
+        let dropped = {
+            let mut queue = lock(&self.shared.queue);
+            queue.stopping = true;
+            std::mem::take(&mut queue.tasks)
+        };
+        drop(dropped);
+        self.shared.work.notify_all();
+        if joined {
+            join(std::mem::take(&mut *lock(&self.handles)));
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut queue = lock(&self.queue);
+        loop {
+            if queue.stopping {
+                return;
+            }
+            let Some((lane, task)) = self.take(&mut queue) else {
+                queue.idle += 1;
+                queue = self.work.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner);
+                queue.idle -= 1;
+                continue;
+            };
+            if queue.idle > 0 && self.next(&queue).is_some() {
+                self.work.notify_one();
+            }
+            drop(queue);
+            WILL_LOOK.set(true);
+            task();
+            WILL_LOOK.set(false);
+            queue = lock(&self.queue);
+            if let Some(running) = queue.running.get_mut(&lane) {
+                *running -= 1;
+            }
+        }
+    }
+
+    /// Place of the first task whose device has room.
+    fn next(&self, queue: &Queue) -> Option<usize> {
+        let has_room = |lane: &Lane| {
+            *lane == Lane::Unbounded || queue.running.get(lane).is_none_or(|running| *running < self.per_device)
+        };
+        queue.tasks.iter().position(|(lane, _)| has_room(lane))
+    }
+
+    fn take(&self, queue: &mut Queue) -> Option<(Lane, Task)> {
+        let at = self.next(queue)?;
+        let (lane, task) = queue.tasks.remove(at)?;
+        *queue.running.entry(lane).or_insert(0) += 1;
+        Some((lane, task))
+    }
+}
+
+/// Joins threads but the calling one.
+pub(super) fn join(threads: Vec<JoinHandle<()>>) {
+    let me = std::thread::current().id();
+    for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
+        if thread.join().is_err() {
+            tracing::error!("a thread of the engine panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_blocks_does_not_hold_up_another() {
+        let executor = Executor::new(3, 1);
+        let (unblock, blocked) = channel::<()>();
+        let (tell, told) = channel();
+        let slow = Lane::Gpu(GpuIndex(0));
+        executor.submit(slow, move || blocked.recv().unwrap_or_default());
+        for index in 0..3 {
+            let tell = tell.clone();
+            executor.submit(slow, move || tell.send(format!("slow {index}")).unwrap());
+        }
+        let tell_fast = tell.clone();
+        executor.submit(Lane::Gpu(GpuIndex(1)), move || tell_fast.send("fast".to_owned()).unwrap());
+        assert_eq!(told.recv().unwrap(), "fast");
+        unblock.send(()).unwrap();
+        let rest: Vec<_> = told.iter().take(3).collect();
+        assert_eq!(rest, ["slow 0", "slow 1", "slow 2"]);
+        executor.stop(true);
+    }
+
+    #[test]
+    fn tasks_added_by_tasks_all_run() {
+        let executor = Arc::new(Executor::new(2, 1));
+        let (tell, told) = channel();
+        let inner = Arc::clone(&executor);
+        executor.submit(Lane::Host, move || {
+            for index in 0..5 {
+                let tell = tell.clone();
+                inner.submit(Lane::Host, move || tell.send(index).unwrap());
+            }
+        });
+        assert_eq!(told.iter().take(5).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        executor.stop(true);
+    }
+}

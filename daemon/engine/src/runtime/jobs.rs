@@ -1,0 +1,259 @@
+//! Jobs: driver calls, run on executor threads, each ending in one input.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use gdrd_hal::{Access, Endpoint, Hca, PortState, QueuePairConfig, QueuePairState};
+use gdrd_ring::{BrokerRing, Geometry, INLINE_MAX_BYTES};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::Runtime;
+use super::executor::Lane;
+use super::failure::{of_broker, of_gpu, of_hca, of_kernel, of_landing};
+use super::host_memory::HostMemory;
+use super::objects::{Bytes, Memory, Objects, QueuePairObjects, Registered, possible};
+use crate::broker::{QueuePairLimits, QueuePairSetup};
+use crate::core::{AllocationId, Failure, FailureKind, GpuIndex, HcaIndex, Input, Job, NewQueuePair, Place, TenantId};
+use crate::ids::{QueuePairId, SlotId};
+use crate::queue_pair::QueuePairInfo;
+
+/// What a job may block on.
+pub(super) fn lane_of(job: &Job, objects: &Objects) -> Lane {
+    match job {
+        Job::Allocate { place: Place::Gpu(gpu), .. } => Lane::Gpu(*gpu),
+        Job::Allocate { place: Place::Host(_), .. } => Lane::Host,
+        Job::Register { targets, .. } => targets.first().map_or(Lane::Host, |(hca, _)| Lane::Hca(*hca)),
+        Job::CreateQueuePair { new, .. } => Lane::Hca(new.hca),
+        Job::Deregister { allocation } | Job::Scrub { allocation } | Job::Free { allocation } => {
+            objects.memory(*allocation).map_or(Lane::Host, |memory| memory.lane)
+        }
+        Job::ConnectQueuePair { .. } | Job::DestroyQueuePair { .. } => Lane::Unbounded,
+    }
+}
+
+/// Runs a job to its end. A backend that panics fails the job, not the thread.
+pub(super) fn run(runtime: &Runtime, job: Job) -> Input {
+    match job {
+        Job::Allocate { allocation, place, len_bytes, ahead } => {
+            Input::Allocated { allocation, result: guarded(|| allocate(runtime, allocation, place, len_bytes, ahead)) }
+        }
+        Job::Register { allocation, tenant, targets, access } => Input::Registered {
+            allocation,
+            result: guarded(|| register(runtime, allocation, tenant, &targets, access)),
+        },
+        Job::Deregister { allocation } => {
+            Input::Deregistered { allocation, result: guarded(|| deregister(runtime, allocation)) }
+        }
+        Job::Scrub { allocation } => Input::Scrubbed { allocation, result: guarded(|| scrub(runtime, allocation)) },
+        Job::Free { allocation } => {
+            let memory = runtime.objects.remove_memory(allocation);
+            // What is freed has no registration left; what a panic leaves behind is the kernel's.
+            let _ = guarded(|| {
+                drop(memory);
+                Ok(())
+            });
+            Input::Freed { allocation }
+        }
+        Job::CreateQueuePair { queue_pair, tenant, new, .. } => Input::QueuePairCreated {
+            queue_pair,
+            result: guarded(|| create_queue_pair(runtime, queue_pair, tenant, &new)),
+        },
+        Job::ConnectQueuePair { queue_pair, remote } => {
+            Input::QueuePairConnected { queue_pair, result: guarded(|| connect(runtime, queue_pair, &remote)) }
+        }
+        // Not a job for a thread: the broker does it.
+        Job::DestroyQueuePair { queue_pair } => Input::QueuePairDestroyed { queue_pair },
+    }
+}
+
+fn guarded<T>(job: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    // What the job was working on is dropped or replaced whole, whatever state the panic left it in.
+    catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|_| Err(bug("a backend panicked")))
+}
+
+fn bug(message: &str) -> Failure {
+    Failure { kind: FailureKind::Driver, hca: None, message: message.to_owned() }
+}
+
+fn allocate(
+    runtime: &Runtime,
+    allocation: AllocationId,
+    place: Place,
+    len_bytes: u64,
+    ahead: bool,
+) -> Result<(), Failure> {
+    let (bytes, lane) = match place {
+        Place::Gpu(gpu) => (allocate_on_gpu(runtime, gpu, len_bytes, ahead)?, Lane::Gpu(gpu)),
+        Place::Host(_) => {
+            let memory = HostMemory::allocate(len_bytes).map_err(|errno| of_kernel("host buffer", &errno))?;
+            (Bytes::Host(memory), Lane::Host)
+        }
+    };
+    runtime.objects.insert_memory(allocation, Memory::new(bytes, lane));
+    Ok(())
+}
+
+fn allocate_on_gpu(runtime: &Runtime, gpu: GpuIndex, len_bytes: u64, ahead: bool) -> Result<Bytes, Failure> {
+    let memory = runtime.gpu_memory.as_ref().ok_or_else(|| bug("gpu memory without a backend"))?;
+    let uuid = {
+        let state = runtime.state();
+        state.core.host().gpu(gpu).map(|gpu| gpu.planned.uuid.clone()).ok_or_else(|| bug("unknown gpu"))?
+    };
+    if ahead {
+        // Jobs come first: what nobody waits for leaves them the headroom.
+        let free = memory.usage(&uuid).map_err(|error| of_gpu(&error))?.free_bytes;
+        let headroom = runtime.config.pool.headroom_bytes;
+        if free < len_bytes.saturating_add(headroom) {
+            let message = format!("{free} bytes are free on gpu {uuid}, {headroom} are kept for jobs");
+            return Err(Failure { kind: FailureKind::OutOfMemory, hca: None, message });
+        }
+    }
+    memory.allocate(&uuid, len_bytes).map(Bytes::Gpu).map_err(|error| of_gpu(&error))
+}
+
+fn register(
+    runtime: &Runtime,
+    allocation: AllocationId,
+    tenant: TenantId,
+    targets: &[(HcaIndex, SlotId)],
+    access: Access,
+) -> Result<Vec<u64>, Failure> {
+    let memory = runtime.objects.memory(allocation).ok_or_else(|| bug("registration of unknown memory"))?;
+    let tenant = runtime.objects.tenant(tenant).ok_or_else(|| bug("registration for an unknown tenant"))?;
+    let mut registered = Vec::with_capacity(targets.len());
+    for (index, slot) in targets {
+        let made = hca(runtime, *index).and_then(|hca| {
+            let source = memory.source().ok_or_else(|| no_dma_buf(*index))?;
+            let domain = tenant.domain(*index, hca).map_err(|error| of_hca(*index, &error))?;
+            domain.pd.register(source, possible(access, hca), 0).map_err(|error| of_hca(*index, &error))
+        });
+        match made {
+            Ok(region) => registered.push(Registered { hca: *index, slot: *slot, region }),
+            // All or none: those made so far end here.
+            Err(failure) => {
+                drop(registered);
+                return Err(failure);
+            }
+        }
+    }
+    let iovas = registered.iter().map(|registered| registered.region.iova()).collect();
+    memory.set_registered(registered);
+    Ok(iovas)
+}
+
+fn no_dma_buf(hca: HcaIndex) -> Failure {
+    let message = "the gpu backend exports no dma-buf that an hca could register".to_owned();
+    Failure { kind: FailureKind::Unsupported, hca: Some(hca), message }
+}
+
+fn deregister(runtime: &Runtime, allocation: AllocationId) -> Result<(), Failure> {
+    let memory = runtime.objects.memory(allocation).ok_or_else(|| bug("deregistration of unknown memory"))?;
+    let mut result = Ok(());
+    for registered in memory.take_registered() {
+        // Every one is ended, whatever became of the one before.
+        if let Err(error) = registered.region.deregister() {
+            result = Err(of_hca(registered.hca, &error));
+        }
+    }
+    result
+}
+
+fn scrub(runtime: &Runtime, allocation: AllocationId) -> Result<(), Failure> {
+    let memory = runtime.objects.memory(allocation).ok_or_else(|| bug("scrub of unknown memory"))?;
+    match memory.bytes() {
+        Bytes::Gpu(allocation) => allocation.scrub().map_err(|error| of_gpu(&error)),
+        Bytes::Host(memory) => memory.scrub().map_err(|errno| of_kernel("scrub of a host buffer", &errno)),
+    }
+}
+
+fn hca(runtime: &Runtime, index: HcaIndex) -> Result<&dyn Hca, Failure> {
+    runtime.hcas.get(usize::from(index.0)).map(|hca| &**hca).ok_or_else(|| bug("unknown hca"))
+}
+
+fn create_queue_pair(
+    runtime: &Runtime,
+    id: QueuePairId,
+    tenant_id: TenantId,
+    new: &NewQueuePair,
+) -> Result<(), Failure> {
+    let index = new.hca;
+    let tenant = runtime.objects.tenant(tenant_id).ok_or_else(|| bug("queue pair of an unknown tenant"))?;
+    let device = hca(runtime, index)?;
+    let failed = |error: &gdrd_hal::HcaError| of_hca(index, error);
+    let capabilities = device.capabilities();
+    if !capabilities.queue_pair_types.contains(&new.qp_type) {
+        let message = format!("{} has no queue pairs of type {:?}", device.name(), new.qp_type);
+        return Err(Failure { kind: FailureKind::Unsupported, hca: Some(index), message });
+    }
+    let geometry = Geometry::new(new.send_depth, new.recv_depth).map_err(|error| Failure {
+        kind: FailureKind::Invalid,
+        hca: Some(index),
+        message: error.to_string(),
+    })?;
+    let port_num = port_of(device, index, new.port_num)?;
+    let domain = tenant.domain(index, device).map_err(|error| failed(&error))?;
+    let landing = domain.landing().map_err(|error| of_landing(index, &error))?;
+    let reservation =
+        runtime.broker.reserve(index, device, geometry, None).map_err(|error| of_broker(index, &error))?;
+    let inline_bytes = u32::try_from(INLINE_MAX_BYTES).unwrap_or(u32::MAX).min(capabilities.max_inline_bytes);
+    let (send_depth, recv_depth) = (new.send_depth, new.recv_depth);
+    let config = QueuePairConfig { qp_type: new.qp_type, send_depth, recv_depth, inline_bytes, port_num };
+    let parts = domain.pd.create_queue_pair(reservation.cq(), &config).map_err(|error| failed(&error))?;
+    parts.control.to_init().map_err(|error| failed(&error))?;
+    let endpoint = parts.control.endpoint().map_err(|error| failed(&error))?;
+    let ring = BrokerRing::create(geometry).map_err(|error| of_kernel("ring", &error))?;
+    let dup = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|error| of_kernel("dup", &error));
+    let ring_fd = dup(ring.fd())?;
+    let doorbell =
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| of_kernel("eventfd", &errno))?;
+    let limits = QueuePairLimits::new(&capabilities, &config);
+    let tenant_key = {
+        let state = runtime.state();
+        state.core.tenant_key(tenant_id).cloned().ok_or_else(|| bug("queue pair of an unknown tenant"))?
+    };
+    let info = QueuePairInfo {
+        id,
+        hca: device.name().into(),
+        port_num,
+        qp_num: parts.control.qp_num(),
+        qp_type: new.qp_type,
+        state: QueuePairState::Init,
+        endpoint,
+        send_depth,
+        recv_depth,
+        max_inline_bytes: limits.max_inline_bytes,
+        tenant: tenant_key,
+    };
+    let fds = Some((ring_fd, doorbell.try_clone().map_err(|error| of_kernel("dup", &error))?));
+    runtime.objects.insert_queue_pair(id, QueuePairObjects { info, control: Arc::downgrade(&parts.control), fds });
+    let setup =
+        QueuePairSetup { id, ring, doorbell, parts, slots: Arc::clone(&tenant.slots), limits, landing: Some(landing) };
+    runtime.broker.attach(reservation, setup).map_err(|error| {
+        runtime.objects.remove_queue_pair(id);
+        of_broker(index, &error)
+    })
+}
+
+/// The port asked for, or the first active one.
+fn port_of(device: &dyn Hca, index: HcaIndex, asked: u8) -> Result<u8, Failure> {
+    if asked != 0 {
+        return Ok(asked);
+    }
+    let ports = device.ports().map_err(|error| of_hca(index, &error))?;
+    let active = ports.iter().find(|port| port.state == PortState::Active);
+    active.map(|port| port.port_num).ok_or_else(|| Failure {
+        kind: FailureKind::Driver,
+        hca: Some(index),
+        message: format!("{} has no active port", device.name()),
+    })
+}
+
+fn connect(runtime: &Runtime, id: QueuePairId, remote: &Endpoint) -> Result<(), Failure> {
+    let found = runtime.objects.with_queue_pair(id, |q| (q.control.upgrade(), Arc::clone(&q.info.hca)));
+    let Some((Some(control), hca)) = found else {
+        return Err(bug("the queue pair ended while it was being connected"));
+    };
+    let index = runtime.hcas.iter().position(|device| device.name() == &*hca);
+    let index = index.and_then(|at| u16::try_from(at).ok()).map(HcaIndex).ok_or_else(|| bug("unknown hca"))?;
+    control.connect(remote).map_err(|error| of_hca(index, &error))
+}

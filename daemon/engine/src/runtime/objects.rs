@@ -1,0 +1,240 @@
+//! The objects behind the state machine's ids.
+//!
+//! Drop order: registrations before the memory and the protection domain they are of; queue pairs,
+//! which the broker owns, before either.
+
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+use gdrd_hal::{Access, GpuAllocation, Hca, HcaError, MemoryRegion, MemorySource, ProtectionDomain, QueuePair};
+use gdrd_ring::GenerationWriter;
+
+use super::executor::Lane;
+use super::host_memory::HostMemory;
+use super::lock;
+use crate::broker::{FlushLanding, LandingError, SlotEntry, SlotTable};
+use crate::core::{AllocationId, HcaIndex, TenantId};
+use crate::ids::{QueuePairId, RemoteKey, SlotId};
+use crate::lease::RegistrationInfo;
+use crate::queue_pair::QueuePairInfo;
+
+/// Where a buffer's bytes are.
+pub(super) enum Bytes {
+    Gpu(Box<dyn GpuAllocation>),
+    Host(HostMemory),
+}
+
+/// One registration.
+pub(super) struct Registered {
+    pub(super) hca: HcaIndex,
+    pub(super) slot: SlotId,
+    pub(super) region: Box<dyn MemoryRegion>,
+}
+
+/// One buffer.
+pub(super) struct Memory {
+    registered: Mutex<Vec<Registered>>,
+    bytes: Bytes,
+    /// What calls on it may block on.
+    pub(super) lane: Lane,
+}
+
+impl Memory {
+    pub(super) fn new(bytes: Bytes, lane: Lane) -> Self {
+        Self { registered: Mutex::default(), bytes, lane }
+    }
+
+    pub(super) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// What a client gets.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        match &self.bytes {
+            Bytes::Gpu(allocation) => allocation.memory_fd(),
+            Bytes::Host(memory) => memory.shared_fd(),
+        }
+    }
+
+    /// What an HCA registers; `None` where the GPU backend exports no dma-buf.
+    pub(super) fn source(&self) -> Option<MemorySource<'_>> {
+        match &self.bytes {
+            Bytes::Gpu(allocation) => allocation.dma_buf_fd().map(|fd| MemorySource::DmaBuf {
+                fd,
+                offset: 0,
+                len_bytes: allocation.len_bytes(),
+            }),
+            Bytes::Host(memory) => {
+                Some(MemorySource::Host { fd: memory.own_fd(), offset: 0, len_bytes: memory.len_bytes() })
+            }
+        }
+    }
+
+    pub(super) fn set_registered(&self, registered: Vec<Registered>) {
+        *lock(&self.registered) = registered;
+    }
+
+    pub(super) fn take_registered(&self) -> Vec<Registered> {
+        std::mem::take(&mut *lock(&self.registered))
+    }
+
+    pub(super) fn take_region(&self, hca: HcaIndex, slot: SlotId) -> Option<Box<dyn MemoryRegion>> {
+        let mut registered = lock(&self.registered);
+        let at = registered.iter().position(|r| r.hca == hca && r.slot == slot)?;
+        Some(registered.swap_remove(at).region)
+    }
+
+    /// What the broker needs to know of a slot.
+    pub(super) fn slot_entry(&self, slot: SlotId) -> Option<(HcaIndex, SlotEntry)> {
+        let registered = lock(&self.registered);
+        let found = registered.iter().find(|registered| registered.slot == slot)?;
+        let region = &found.region;
+        let entry = SlotEntry {
+            hca: found.hca,
+            lkey: region.lkey(),
+            iova: region.iova(),
+            len_bytes: region.len_bytes(),
+            access: region.access(),
+        };
+        Some((found.hca, entry))
+    }
+
+    /// Fills in the keys, which only the holder of a lease gets.
+    pub(super) fn fill_keys(&self, registrations: &mut [RegistrationInfo]) {
+        let registered = lock(&self.registered);
+        for info in registrations {
+            if let Some(found) = registered.iter().find(|registered| registered.slot == info.slot) {
+                info.rkey = RemoteKey(found.region.rkey());
+                info.iova = found.region.iova();
+                info.access = found.region.access();
+            }
+        }
+    }
+}
+
+/// A tenant's protection domain on one HCA.
+pub(super) struct Domain {
+    landing: Mutex<Option<Arc<FlushLanding>>>,
+    pub(super) pd: Arc<dyn ProtectionDomain>,
+}
+
+impl Domain {
+    /// Where flushes of the domain's queue pairs land. May block on the driver.
+    pub(super) fn landing(&self) -> Result<Arc<FlushLanding>, LandingError> {
+        let mut landing = lock(&self.landing);
+        if let Some(landing) = &*landing {
+            return Ok(Arc::clone(landing));
+        }
+        let made = Arc::new(FlushLanding::register(&*self.pd)?);
+        *landing = Some(Arc::clone(&made));
+        Ok(made)
+    }
+}
+
+/// What one tenant has.
+pub(super) struct Tenant {
+    pub(super) slots: Arc<SlotTable>,
+    pub(super) page: GenerationWriter,
+    domains: Mutex<BTreeMap<HcaIndex, Arc<Domain>>>,
+}
+
+impl Tenant {
+    /// The tenant's domain on an HCA, made where there is none. May block on the driver.
+    pub(super) fn domain(&self, index: HcaIndex, hca: &dyn Hca) -> Result<Arc<Domain>, HcaError> {
+        let mut domains = lock(&self.domains);
+        if let Some(domain) = domains.get(&index) {
+            return Ok(Arc::clone(domain));
+        }
+        let domain = Arc::new(Domain { landing: Mutex::default(), pd: hca.alloc_pd()? });
+        domains.insert(index, Arc::clone(&domain));
+        Ok(domain)
+    }
+}
+
+/// What the engine keeps of a queue pair that the broker owns.
+pub(super) struct QueuePairObjects {
+    pub(super) info: QueuePairInfo,
+    pub(super) control: Weak<dyn QueuePair>,
+    /// For the session, until it takes them: the ring and the doorbell.
+    pub(super) fds: Option<(OwnedFd, OwnedFd)>,
+}
+
+/// All tables.
+#[derive(Default)]
+pub(super) struct Objects {
+    memory: RwLock<BTreeMap<AllocationId, Arc<Memory>>>,
+    tenants: RwLock<BTreeMap<TenantId, Arc<Tenant>>>,
+    queue_pairs: Mutex<BTreeMap<QueuePairId, QueuePairObjects>>,
+}
+
+impl Objects {
+    /// Makes a tenant's slot table and generation page. Without them, the session that needs them is refused.
+    pub(super) fn create_tenant(&self, id: TenantId, slots: u32) {
+        match GenerationWriter::create(slots) {
+            Ok(page) => {
+                let slots = Arc::new(SlotTable::new(slots));
+                write(&self.tenants).insert(id, Arc::new(Tenant { slots, page, domains: Mutex::default() }));
+            }
+            Err(error) => tracing::error!(%error, "a tenant's generation page could not be made"),
+        }
+    }
+
+    pub(super) fn tenant(&self, id: TenantId) -> Option<Arc<Tenant>> {
+        read(&self.tenants).get(&id).cloned()
+    }
+
+    pub(super) fn remove_tenant(&self, id: TenantId) -> Option<Arc<Tenant>> {
+        write(&self.tenants).remove(&id)
+    }
+
+    pub(super) fn memory(&self, id: AllocationId) -> Option<Arc<Memory>> {
+        read(&self.memory).get(&id).cloned()
+    }
+
+    pub(super) fn insert_memory(&self, id: AllocationId, memory: Memory) {
+        write(&self.memory).insert(id, Arc::new(memory));
+    }
+
+    pub(super) fn remove_memory(&self, id: AllocationId) -> Option<Arc<Memory>> {
+        write(&self.memory).remove(&id)
+    }
+
+    pub(super) fn insert_queue_pair(&self, id: QueuePairId, objects: QueuePairObjects) {
+        lock(&self.queue_pairs).insert(id, objects);
+    }
+
+    pub(super) fn remove_queue_pair(&self, id: QueuePairId) {
+        lock(&self.queue_pairs).remove(&id);
+    }
+
+    pub(super) fn with_queue_pair<T>(
+        &self,
+        id: QueuePairId,
+        with: impl FnOnce(&mut QueuePairObjects) -> T,
+    ) -> Option<T> {
+        lock(&self.queue_pairs).get_mut(&id).map(with)
+    }
+
+    /// The queue pair of that number on an HCA.
+    pub(super) fn queue_pair_numbered(&self, hca: &str, qp_num: u32) -> Option<QueuePairId> {
+        let queue_pairs = lock(&self.queue_pairs);
+        let found = queue_pairs.iter().find(|(_, q)| q.info.qp_num == qp_num && &*q.info.hca == hca);
+        found.map(|(id, _)| *id)
+    }
+}
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    // Each change is one call on a map, so a panic elsewhere leaves it whole.
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Rights that an HCA can give: a provider without atomics refuses to register for them.
+pub(super) fn possible(access: Access, hca: &dyn Hca) -> Access {
+    let atomics = hca.capabilities().atomics != gdrd_hal::AtomicScope::None;
+    Access { remote_atomic: access.remote_atomic && atomics, ..access }
+}

@@ -1,0 +1,134 @@
+//! Sessions as the outside knows them: tokens and event streams.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use futures_channel::mpsc;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::{Answered, Runtime, lock};
+use crate::core::{Input, NewSession, WarmUp};
+use crate::error::EngineError;
+use crate::ids::{SessionId, Token};
+use crate::peer::{Peer, TenantKey};
+use crate::policy::{Prewarm, Rule};
+use crate::session::{SessionEvent, SessionOpened};
+
+/// Events queued for one session; those beyond are lost, which only delays what the session finds out anyway.
+const EVENT_QUEUE: usize = 64;
+/// Bytes of a token that find its session. They are no secret; the others are.
+const INDEX_BYTES: usize = 8;
+
+#[derive(Debug)]
+struct Entry {
+    token: Token,
+    uid: u32,
+    events: mpsc::Sender<SessionEvent>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    by_id: BTreeMap<SessionId, Entry>,
+    by_index: BTreeMap<[u8; INDEX_BYTES], SessionId>,
+}
+
+/// Open sessions.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    tables: Mutex<Tables>,
+}
+
+impl Sessions {
+    fn insert(&self, session: SessionId, token: Token, uid: u32) -> mpsc::Receiver<SessionEvent> {
+        let (events, receiver) = mpsc::channel(EVENT_QUEUE);
+        let mut tables = lock(&self.tables);
+        tables.by_index.insert(index_of(&token), session);
+        tables.by_id.insert(session, Entry { token, uid, events });
+        receiver
+    }
+
+    pub(super) fn tell(&self, session: SessionId, event: &SessionEvent) {
+        if let Some(entry) = lock(&self.tables).by_id.get_mut(&session) {
+            // Full or gone: see `EVENT_QUEUE`.
+            let _ = entry.events.try_send(event.clone());
+        }
+    }
+
+    /// Forgets a session: its token is worthless and its event stream ends.
+    pub(super) fn remove(&self, session: SessionId) {
+        let mut tables = lock(&self.tables);
+        if let Some(entry) = tables.by_id.remove(&session) {
+            tables.by_index.remove(&index_of(&entry.token));
+        }
+    }
+
+    fn find(&self, token: &Token, uid: u32) -> Option<SessionId> {
+        let tables = lock(&self.tables);
+        let session = tables.by_index.get(&index_of(token))?;
+        let entry = tables.by_id.get(session)?;
+        // The index may be found by timing; the rest of the token is compared in constant time.
+        (entry.token == *token && entry.uid == uid).then_some(*session)
+    }
+}
+
+fn index_of(token: &Token) -> [u8; INDEX_BYTES] {
+    let mut index = [0; INDEX_BYTES];
+    index.iter_mut().zip(token.as_bytes()).for_each(|(to, from)| *to = *from);
+    index
+}
+
+fn new_token() -> Result<Token, EngineError> {
+    let mut bytes = [0; Token::LEN];
+    // Up to 256 bytes are given whole, getrandom(2).
+    let got = getrandom(&mut bytes[..], GetRandomFlags::empty());
+    match got {
+        Ok(len) if len == Token::LEN => Ok(Token::new(bytes)),
+        got => Err(EngineError::Internal { problem: format!("random bytes for a token: {got:?}") }),
+    }
+}
+
+impl Runtime {
+    pub(crate) fn open_session(self: &Arc<Self>, peer: &Peer, client_name: &str) -> Result<SessionOpened, EngineError> {
+        let rule = self.config.policy.rule_for(peer)?;
+        let token = new_token()?;
+        let new = NewSession {
+            tenant: TenantKey::of(peer),
+            quota: rule.quota,
+            warm_up: self.warm_ups(rule),
+            admin: self.config.policy.is_admin(peer),
+            client_name: client_name.to_owned(),
+        };
+        let Answered::Session(session, tenant) = self.ask(|call| Input::OpenSession { call, session: new })? else {
+            return Err(EngineError::Internal { problem: "a session was answered as something else".into() });
+        };
+        let page = self.objects.tenant(tenant).and_then(|tenant| tenant.page.fd().try_clone_to_owned().ok());
+        let Some(generation_page) = page else {
+            self.close_session(session);
+            return Err(EngineError::OutOfDescriptors { problem: "no generation page for the tenant".into() });
+        };
+        let events = self.sessions.insert(session, token, peer.uid);
+        tracing::info!(%session, uid = peer.uid, pid = peer.pid, client = client_name, "session opened");
+        Ok(SessionOpened { session, token, generation_page, events })
+    }
+
+    fn warm_ups(&self, rule: &Rule) -> Vec<WarmUp> {
+        let state = self.state();
+        let warm_up = |wanted: &Prewarm| match state.core.host().find_gpu(&wanted.gpu) {
+            Ok(gpu) => Some(WarmUp { gpu, size_bytes: wanted.size_bytes, count: wanted.count }),
+            Err(error) => {
+                tracing::warn!(%error, "prewarm rule names an unknown gpu");
+                None
+            }
+        };
+        rule.prewarm.iter().filter_map(warm_up).collect()
+    }
+
+    pub(crate) fn close_session(self: &Arc<Self>, session: SessionId) {
+        self.sessions.remove(session);
+        self.input(Input::CloseSession { session });
+    }
+
+    pub(crate) fn session_of_token(&self, token: &Token, uid: u32) -> Result<SessionId, EngineError> {
+        self.sessions.find(token, uid).ok_or(EngineError::BadToken)
+    }
+}

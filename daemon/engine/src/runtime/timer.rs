@@ -1,0 +1,71 @@
+//! One thread that sleeps until the state machine's next deadline; without one, for ever.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::{Runtime, lock};
+use crate::core::Input;
+
+#[derive(Debug, Default)]
+struct Alarm {
+    /// When the thread will wake by itself, ns of the runtime's clock.
+    armed: Option<u64>,
+    /// The earliest deadline that the state machine told.
+    wanted: Option<u64>,
+    stopping: bool,
+}
+
+/// The alarm that the timer thread sleeps on.
+#[derive(Debug, Default)]
+pub(crate) struct Timer {
+    alarm: Mutex<Alarm>,
+    changed: Condvar,
+}
+
+impl Timer {
+    /// Notes the next deadline. Wakes the thread only if it would sleep past it: one that is later or gone is found
+    /// when the thread wakes anyway.
+    pub(super) fn set(&self, wanted: Option<u64>) {
+        let mut alarm = lock(&self.alarm);
+        alarm.wanted = wanted;
+        if let Some(wanted) = wanted
+            && alarm.armed.is_none_or(|armed| wanted < armed)
+        {
+            alarm.armed = Some(wanted);
+            self.changed.notify_one();
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        lock(&self.alarm).stopping = true;
+        self.changed.notify_one();
+    }
+}
+
+/// Runs until the timer is stopped.
+pub(super) fn run(runtime: &Arc<Runtime>) {
+    let timer = &runtime.timer;
+    let mut alarm = lock(&timer.alarm);
+    while !alarm.stopping {
+        let now = runtime.now();
+        match alarm.wanted {
+            Some(due) if due <= now => {
+                // Another thread's deadline must be able to wake us from here on.
+                alarm.armed = Some(0);
+                alarm.wanted = None;
+                drop(alarm);
+                runtime.input(Input::Time);
+                alarm = lock(&timer.alarm);
+            }
+            Some(due) => {
+                alarm.armed = Some(due);
+                let sleep = Duration::from_nanos(due - now);
+                alarm = timer.changed.wait_timeout(alarm, sleep).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            None => {
+                alarm.armed = None;
+                alarm = timer.changed.wait(alarm).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
