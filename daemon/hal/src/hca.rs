@@ -277,10 +277,12 @@ pub trait Hca: Send + Sync {
 /// A protection domain: the wall between tenants. It ends when it and all made in it are dropped.
 pub trait ProtectionDomain: Send + Sync {
     /// Registers a range of memory. `iova` is the wire address asked for its first byte; the region
-    /// tells the one that holds. The fd may be closed after.
+    /// tells the one that holds. The fd may be closed after. Where the iova is honoured it must lie at the same
+    /// place in its page of 4096 bytes as the offset does (`ib_uverbs_reg_mr`).
     ///
     /// # Errors
-    /// `Invalid` (range outside of the memory, remote write without local write), `Unsupported`
+    /// `Invalid` (no bytes, range outside of the memory, iova that wraps or lies elsewhere in its page, remote
+    /// write or atomic without local write, an fd of the other kind, a memfd that can shrink), `Unsupported`
     /// (dma-buf on a provider without), `Exhausted`, `Gone`, `Driver`.
     fn register(&self, source: MemorySource<'_>, access: Access, iova: u64) -> Result<Box<dyn MemoryRegion>, HcaError>;
 

@@ -65,15 +65,20 @@ impl Fabric {
         read(&self.hcas).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The HCA whose port has this address: its GID, or its LID where the GID is zero.
+    /// The HCA whose port has this address: its GID, or its LID where the GID is zero. Captured hosts may have an
+    /// address twice (bonds); then the one that has the queue pair.
     pub(crate) fn resolve(&self, endpoint: &Endpoint) -> Option<Arc<HcaCore>> {
         let by_lid = endpoint.gid == Gid::default();
-        self.hcas().into_iter().find(|hca| {
+        let has_address = |hca: &Arc<HcaCore>| {
             hca.port(endpoint.port_num).is_some_and(|port| match by_lid {
                 true => endpoint.lid != 0 && port.lid == endpoint.lid,
                 false => port.has_gid(endpoint.gid),
             })
-        })
+        };
+        let mut found: Vec<_> = self.hcas().into_iter().filter(has_address).collect();
+        let with_queue_pair = found.iter().position(|hca| hca.find_queue_pair(endpoint.qp_num).is_some());
+        let index = with_queue_pair.unwrap_or(0);
+        (index < found.len()).then(|| found.swap_remove(index))
     }
 
     /// Makes something happen to an HCA or a GPU; true when waiting work may go on, so that [`Fabric::kick`] is

@@ -17,7 +17,7 @@ use crate::spec::SimSpec;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimError {
-    /// Two devices of one name, UUID or address.
+    /// Two devices of one name or UUID.
     #[error("{what} {name} is there twice in the simulated host")]
     Duplicate {
         /// Kind of name.

@@ -103,3 +103,51 @@ fn a_script_with_an_unknown_device_does_nothing_at_all() {
     let facts = host.gpu_facts().gpus().unwrap();
     assert_eq!(facts[0].health, gdrd_hal::GpuHealth::Healthy);
 }
+
+#[test]
+fn no_text_makes_the_parser_panic() {
+    use rand::seq::IndexedRandom;
+    const PIECES: [&str; 24] = [
+        "at",
+        "on",
+        "after",
+        "times",
+        "ops",
+        "hca",
+        "gpu",
+        "register",
+        "completion",
+        "fail",
+        "delay",
+        "enomem",
+        "port",
+        "link-down",
+        "lost",
+        ":",
+        ": ",
+        "1",
+        "99999999999999999999",
+        "5ms",
+        "\u{b5}s",
+        "#",
+        "\n",
+        "\0",
+    ];
+    let mut random = rand::rng();
+    for _ in 0..5000 {
+        let words = (0..8).map(|_| *PIECES.choose(&mut random).unwrap());
+        let text = words.collect::<Vec<_>>().join(if rand::random() { " " } else { "" });
+        if let Err(error) = text.parse::<FaultScript>() {
+            assert!((1..=9).contains(&error.line), "{text:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn the_documented_script_is_read() {
+    let document = include_str!("../../../../docs/simulated-host.md");
+    let (_, after) = document.split_once("```text\n").unwrap();
+    let (script, _) = after.split_once("```").unwrap();
+    assert_eq!(script.parse::<FaultScript>().unwrap().rules.len(), script.lines().count());
+    patient_host().inject_text(script).unwrap();
+}

@@ -169,3 +169,28 @@ fn memory_without_write_seal_is_needed_only_for_local_write() {
     assert!(matches!(pd.register(support::source(&fd), Access::DATA, 0), Err(gdrd_hal::HcaError::Invalid { .. })));
     drop(register(&*pd, &support::memory()));
 }
+
+#[test]
+fn an_address_that_two_hcas_have_leads_to_the_one_with_the_queue_pair() {
+    let mut spec = spec();
+    spec.hcas[0].ports[0].gids = spec.hcas[1].ports[0].gids.clone();
+    let host = gdrd_sim::SimHost::new(spec).unwrap();
+    let (mut a, mut b) = pair(&host);
+    let write = a.write(1, &b, 0, 8);
+    a.send(write);
+    assert_eq!(a.next(), (1, WorkStatus::Success));
+    let write = b.write(2, &a, 0, 8);
+    b.send(write);
+    assert_eq!(b.next(), (2, WorkStatus::Success));
+}
+
+#[test]
+fn a_wait_longer_than_time_itself_is_a_wait_without_end() {
+    let endless = std::time::Duration::MAX;
+    let host = support::host_with(gdrd_sim::Timing { retry_exceeded: endless, receiver_not_ready: Some(endless) });
+    let (mut a, mut b) = pair(&host);
+    a.send(a.message(1));
+    assert_eq!(a.completed(), []);
+    b.receive(2);
+    assert_eq!(a.completed(), [(1, WorkStatus::Success)]);
+}

@@ -108,7 +108,7 @@ impl QueuePairCore {
         };
         let wait = match send.wait {
             Some(wait) if wait.reason == reason => wait,
-            _ => Wait { reason, until: limit.map(|limit| Instant::now() + limit) },
+            _ => Wait { reason, until: limit.and_then(|limit| Instant::now().checked_add(limit)) },
         };
         send.wait = Some(wait);
         let until = wait.until?;
