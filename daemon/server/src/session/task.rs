@@ -25,8 +25,9 @@ pub(super) async fn serve(channel: Channel, shared: &Shared) {
         Ok((session, events, pidfd)) => {
             let end = live(&channel, shared, &session, events, pidfd).await;
             info!(session = %session.id, reason = end.reason(), "session ended: {end}");
-            channel.goodbye(&end);
+            // First, so that a client which reads the goodbye finds its token void and its leases on their way back.
             session.close(&end);
+            channel.goodbye(&end);
             return;
         }
         Err(end) => end,

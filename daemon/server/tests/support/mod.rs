@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
-use gdrd_engine::{Engine, EngineConfig, GpuProof, GpuUuid, Hardware, HostPlan, PlannedGpu};
+use gdrd_engine::{Engine, EngineConfig, GpuProof, GpuUuid, Hardware, HostPlan, PlannedGpu, Policy};
 use gdrd_proto::v1::{self, client_message, daemon_message};
 use gdrd_proto::{API_VERSION, MAX_SESSION_PACKET_BYTES};
 use gdrd_server::{Backend, HostFacts, Server, ServerConfig, ServerLimits, Sockets, Topology};
@@ -59,8 +59,19 @@ impl TestServer {
         Self::with(ServerLimits::default(), EngineConfig::default(), script)
     }
 
-    /// Starts one with everything given; sessions prove no GPU, and whoever runs the test may lease.
-    pub(crate) fn with(limits: ServerLimits, config: EngineConfig, script: &str) -> Self {
+    /// Starts one in which whoever runs the test may lease.
+    fn with(limits: ServerLimits, config: EngineConfig, script: &str) -> Self {
+        let policy = Policy::new(rustix::process::geteuid().as_raw(), None, None);
+        Self::with_all(limits, policy, config, script)
+    }
+
+    /// Starts one with this policy.
+    pub(crate) fn with_policy(policy: Policy, config: EngineConfig) -> Self {
+        Self::with_all(ServerLimits::default(), policy, config, "")
+    }
+
+    /// Starts one with everything given; sessions prove no GPU.
+    fn with_all(limits: ServerLimits, policy: Policy, config: EngineConfig, script: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let snapshot = profile::builtin(PROFILE).expect("a built-in profile");
         let sim = SimHost::from_host_with(&snapshot.host, SimOptions::default()).expect("it simulates");
@@ -73,8 +84,6 @@ impl TestServer {
             hcas: sim.hcas(),
             plan: host_plan(&topology),
         };
-        let uid = rustix::process::geteuid().as_raw();
-        let policy = gdrd_engine::Policy::new(uid, None, None);
         let config = EngineConfig { policy, gpu_proof: GpuProof::None, ..config };
         let engine = Engine::start(config, hardware).expect("the engine starts");
         let facts = HostFacts {
@@ -212,6 +221,13 @@ impl RawSession {
         let packet = buffer.get(..received.bytes).filter(|packet| !packet.is_empty())?;
         let message = v1::DaemonMessage::decode(packet).expect("a message of the protocol");
         Some((message.message.expect("a known message"), fds))
+    }
+
+    /// Whether nothing has arrived by now.
+    pub(crate) fn is_silent(&self) -> bool {
+        let mut buffer = [0; 1];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(rustix::net::recv(&self.socket, &mut buffer, flags), Err(rustix::io::Errno::AGAIN))
     }
 
     /// The next delivery and its fds.
