@@ -116,11 +116,14 @@ impl Pairing<'_> {
     }
 
     fn far_pairs(&self) -> Vec<String> {
+        let is_flat = self.is_flat();
         let mut far = Vec::new();
         for (gpu, device) in (0..).map(GpuId).zip(&self.host.gpus) {
             for nic in self.choice.of_gpu(gpu) {
                 let level = self.host.gpu_hca_level(gpu, *nic);
-                if level.is_none_or(|level| level > Level::Pxb) {
+                // Of a flat tree the levels say nothing, so that one warning for all is enough.
+                let is_told = !(is_flat && level == Some(Level::Phb));
+                if is_told && level.is_none_or(|level| level > Level::Pxb) {
                     far.push(format!(
                         "{}: {} is {}: no switch joins them, traffic passes the CPU",
                         device.name,

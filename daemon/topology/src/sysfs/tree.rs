@@ -18,6 +18,10 @@ use crate::error::TopologyError;
 const MAX_FILE_BYTES: usize = 4096;
 /// Most bytes read of a table in `/proc`.
 const MAX_TABLE_BYTES: usize = 65_536;
+/// Bytes of a first read, more than most attributes have.
+const READ_BYTES: usize = 512;
+/// Most warnings kept of one tree.
+const MAX_WARNINGS: usize = 1024;
 /// Most entries of one folder.
 pub(super) const MAX_ENTRIES: usize = 65_536;
 /// Most links followed on one path where the kernel cannot be asked to stay inside.
@@ -47,7 +51,10 @@ impl Tree {
 
     /// Records what could not be read.
     pub(super) fn warn(&self, path: &str, why: impl std::fmt::Display) {
-        self.warnings.borrow_mut().push(format!("{path}: {why}"));
+        let mut warnings = self.warnings.borrow_mut();
+        if warnings.len() < MAX_WARNINGS {
+            warnings.push(format!("{path}: {why}"));
+        }
     }
 
     pub(super) fn take_warnings(&self) -> Vec<String> {
@@ -103,8 +110,14 @@ impl Tree {
         if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
             return Err(io::Error::other("is no regular file"));
         }
-        let mut bytes = Vec::with_capacity(128);
-        File::from(file).take(u64::try_from(limit).unwrap_or(u64::MAX)).read_to_end(&mut bytes)?;
+        // sysfs fills in an attribute at once, so that a read that leaves room has met the end.
+        let mut bytes = Vec::with_capacity(READ_BYTES);
+        let first = rustix::io::read(&file, rustix::buffer::spare_capacity(&mut bytes))?;
+        if first < READ_BYTES {
+            return Ok(bytes);
+        }
+        let rest = limit.saturating_sub(first);
+        File::from(file).take(u64::try_from(rest).unwrap_or(u64::MAX)).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 
