@@ -250,6 +250,18 @@ fn a_device_that_dies_wakes_who_sleeps_on_its_queues() {
 }
 
 #[test]
+fn work_that_waits_on_a_device_dies_with_it() {
+    let host = patient_host();
+    let (mut a, mut b) = pair(&host);
+    a.fill(0, &[0xff; 8]);
+    a.send(a.message(1));
+    host.inject_text("hca mlx5_0: fatal").unwrap();
+    b.receive(2);
+    assert_eq!(b.completed(), [], "a dead device sends nothing");
+    assert_eq!(b.content(4096, 8), [0; 8]);
+}
+
+#[test]
 fn slow_completions_come_later_in_order_and_wake_a_sleeper() {
     let host = patient_host();
     let (mut a, b) = pair(&host);
