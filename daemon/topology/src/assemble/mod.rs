@@ -16,6 +16,7 @@ use crate::model::{
 use crate::source::SourceKind;
 
 pub use gpus::GpuIds;
+pub(crate) use gpus::is_gpu;
 
 /// What the operator may say about reading a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 
 mod line;
 mod parse;
+mod word;
 mod write;
 
 use std::path::PathBuf;
