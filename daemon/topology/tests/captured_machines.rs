@@ -9,7 +9,10 @@ use gdrd_topology::plan::{PlanOptions, plan};
 use gdrd_topology::{profile, read_root, sysfs};
 
 fn options(gpu_ids: &[&str]) -> ReadOptions {
-    ReadOptions { gpu_ids: GpuIds::parse(gpu_ids.iter().copied()).expect("the ids are well formed") }
+    ReadOptions {
+        gpu_ids: GpuIds::parse(gpu_ids.iter().copied()).expect("the ids are well formed"),
+        ..ReadOptions::default()
+    }
 }
 
 /// Reads a fixture by way of a sysfs tree on disk.

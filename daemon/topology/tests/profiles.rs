@@ -86,7 +86,7 @@ fn contradictions_are_warnings_and_the_rest_stands() {
 #[test]
 fn accelerators_of_the_operator_stay_gpus_in_a_written_profile() {
     let text = "gdrd-host-profile 1\npci 0000:01:00.0 1bcf:001c 0b4000 pci0000:00 -\n";
-    let options = ReadOptions { gpu_ids: GpuIds::parse(["1bcf:001c"]).unwrap() };
+    let options = ReadOptions { gpu_ids: GpuIds::parse(["1bcf:001c"]).unwrap(), ..ReadOptions::default() };
     let host = snapshot(text, None, &options).unwrap().host;
     let again = snapshot(&render(&host), None, &ReadOptions::default()).unwrap().host;
     assert_eq!(again.gpus, host.gpus);
