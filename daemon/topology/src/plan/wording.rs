@@ -40,8 +40,17 @@ impl Pairing<'_> {
 
     fn reason_for_some(&self, gpu: GpuId, first: HcaId, assigned: &[HcaId]) -> String {
         let level = self.host.gpu_hca_level(gpu, first);
-        let equals = self.equals(gpu, first);
         let names: Vec<String> = assigned.iter().map(|nic| self.name(*nic)).collect();
+        let nearest = self.candidates.nearest(gpu, |_, nic| nic.exclusion.is_none());
+        if let Some(nearer) = nearest.first().filter(|_| !nearest.contains(&first)) {
+            let nearer_level = level_word(self.host.gpu_hca_level(gpu, *nearer));
+            let (kept, nearer) = (list(&names), self.name(*nearer));
+            return format!(
+                "{kept} ({}) kept from the plan before; {nearer} would be nearer ({nearer_level})",
+                level_word(level)
+            );
+        }
+        let equals = self.equals(gpu, first);
         let mut words = match equals.len() {
             0 | 1 => format!("{} is the nearest NIC ({})", list(&names), level_word(level)),
             n if n == assigned.len() => format!("{} are the nearest NICs ({})", list(&names), level_word(level)),
