@@ -346,11 +346,13 @@ impl Buffer {
         Ok(())
     }
 
-    /// Ends this hold, and lets the lease live for `ttl` without one, until a session of the tenant opens it by its id.
+    /// Lets the lease outlive this session: once the last session that holds it has ended, it lives for `ttl`, until a
+    /// session of the tenant opens it by its id. From here on dropping the buffer does not release it;
+    /// [`Buffer::release`] still does.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a time to live beyond the daemon's bound.
-    pub async fn detach(mut self, ttl: Duration) -> Result<(), ClientError> {
+    pub async fn detach(&mut self, ttl: Duration) -> Result<(), ClientError> {
         let ttl = prost_types::Duration::try_from(ttl)
             .map_err(|_| ClientError::InvalidArgument { what: format!("a time to live of {ttl:?} is too long") })?;
         let request = self.session.request(v1::DetachRequest { lease_id: self.lease_id, ttl: Some(ttl) });
