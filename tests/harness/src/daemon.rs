@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -53,33 +53,42 @@ impl DaemonOptions {
         let folder = tempfile::tempdir().expect("make a folder for a daemon");
         // Clients of other users must be able to enter it.
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("open the daemon's folder");
-        let runtime_dir = folder.path().join("run");
-        let log_path = folder.path().join("log");
-        let log = File::create(&log_path).expect("make the daemon's log");
-        let notify = UnixDatagram::bind(folder.path().join("notify")).expect("bind the notify socket");
+        let process = self.spawn(folder.path());
+        Daemon { process, options: self, folder }
+    }
+
+    /// Starts a process in `folder` and waits until it serves.
+    fn spawn(&self, folder: &Path) -> Process {
+        let notify_path = folder.join("notify");
+        // That of a daemon before in the same folder.
+        let _ = std::fs::remove_file(&notify_path);
+        let notify = UnixDatagram::bind(&notify_path).expect("bind the notify socket");
+        let log = File::options().create(true).append(true).open(folder.join(LOG)).expect("open the daemon's log");
         let mut command = Command::new(binary("gdrd"));
-        command.args(["--sim", &self.profile, "--runtime-dir"]).arg(&runtime_dir);
+        command.args(["--sim", &self.profile, "--runtime-dir"]).arg(folder.join(RUN));
         if let Some(text) = &self.config {
-            let path = folder.path().join("gdrd.toml");
+            let path = folder.join("gdrd.toml");
             std::fs::write(&path, text).expect("write the daemon's configuration");
             command.arg("--config").arg(path);
         }
-        command.env("NOTIFY_SOCKET", folder.path().join("notify")).env_remove("LISTEN_FDS");
+        command.env("NOTIFY_SOCKET", &notify_path).env_remove("LISTEN_FDS");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().unwrap_or_else(|error| fail(format_args!("start gdrd: {error}")));
-        let daemon = Daemon { process: Process::new(child, "gdrd"), runtime_dir, log_path, _folder: folder };
-        daemon.await_ready(notify);
-        daemon
+        let process = Process::new(child, "gdrd");
+        await_ready(&process, notify, folder);
+        process
     }
 }
+
+const RUN: &str = "run";
+const LOG: &str = "log";
 
 /// A running daemon. Killed when dropped; its log goes to the test's output when the test fails.
 #[derive(Debug)]
 pub struct Daemon {
     process: Process,
-    runtime_dir: PathBuf,
-    log_path: PathBuf,
-    _folder: TempDir,
+    options: DaemonOptions,
+    folder: TempDir,
 }
 
 impl Daemon {
@@ -97,14 +106,14 @@ impl Daemon {
 
     /// Folder of its sockets.
     #[must_use]
-    pub fn runtime_dir(&self) -> &Path {
-        &self.runtime_dir
+    pub fn runtime_dir(&self) -> PathBuf {
+        self.folder.path().join(RUN)
     }
 
     /// Folder of its sockets, for commands to puppets.
     #[must_use]
     pub fn runtime_dir_text(&self) -> String {
-        self.runtime_dir.to_string_lossy().into_owned()
+        self.runtime_dir().to_string_lossy().into_owned()
     }
 
     /// What `/proc` shows of it now.
@@ -120,7 +129,7 @@ impl Daemon {
     /// What it has logged.
     #[must_use]
     pub fn log(&self) -> String {
-        std::fs::read_to_string(&self.log_path).unwrap_or_default()
+        log_in(self.folder.path())
     }
 
     /// Asks it to stop, and waits until it has.
@@ -135,24 +144,33 @@ impl Daemon {
         self.process.wait();
     }
 
-    /// sd_notify(3): the daemon sends READY=1 when it serves.
-    fn await_ready(&self, notify: UnixDatagram) {
-        let deadline = Instant::now() + PATIENCE;
-        let notify = OwnedFd::from(notify);
-        loop {
-            // The pidfd would need a second poll; a daemon that has died is seen within a second.
-            let soon = deadline.min(Instant::now() + std::time::Duration::from_secs(1));
-            if readable(&notify, soon).unwrap_or(false) {
-                let mut message = [0; 4096];
-                let got = rustix::io::read(&notify, &mut message).unwrap_or(0);
-                let text = String::from_utf8_lossy(message.get(..got).unwrap_or_default()).into_owned();
-                if text.lines().any(|line| line == "READY=1") {
-                    return;
-                }
+    /// Starts it again in the same folder, after [`Daemon::kill`].
+    pub fn start_again(&mut self) {
+        self.process = self.options.spawn(self.folder.path());
+    }
+}
+
+fn log_in(folder: &Path) -> String {
+    std::fs::read_to_string(folder.join(LOG)).unwrap_or_default()
+}
+
+/// sd_notify(3): the daemon sends READY=1 when it serves.
+fn await_ready(process: &Process, notify: UnixDatagram, folder: &Path) {
+    let deadline = Instant::now() + PATIENCE;
+    let notify = OwnedFd::from(notify);
+    loop {
+        // The pidfd would need a second poll; a daemon that has died is seen within a second.
+        let soon = deadline.min(Instant::now() + Duration::from_secs(1));
+        if readable(&notify, soon).unwrap_or(false) {
+            let mut message = [0; 4096];
+            let got = rustix::io::read(&notify, &mut message).unwrap_or(0);
+            let text = String::from_utf8_lossy(message.get(..got).unwrap_or_default()).into_owned();
+            if text.lines().any(|line| line == "READY=1") {
+                return;
             }
-            if self.process.has_ended() || Instant::now() > deadline {
-                fail(format_args!("gdrd did not become ready:\n{}", self.log()));
-            }
+        }
+        if process.has_ended() || Instant::now() > deadline {
+            fail(format_args!("gdrd did not become ready:\n{}", log_in(folder)));
         }
     }
 }

@@ -67,6 +67,17 @@ impl Footprint {
     }
 }
 
+/// Anonymous memory that a process has resident, bytes (RssAnon of proc_pid_status(5)).
+///
+/// # Errors
+/// When `/proc/PID/status` cannot be read, or has no such line.
+pub fn anonymous_bytes(pid: u32) -> std::io::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib: Option<u64> = line.and_then(|line| line.split_whitespace().next()).and_then(|text| text.parse().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| std::io::Error::new(std::io::ErrorKind::InvalidData, "no RssAnon"))
+}
+
 /// The kind of a descriptor: its link without the number that tells two of a kind apart.
 fn kind_of(link: &str) -> String {
     match link.split_once(":[") {

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 pub use binaries::{binary, puppet_binary};
 pub use daemon::{Daemon, DaemonOptions};
-pub use footprint::Footprint;
+pub use footprint::{Footprint, anonymous_bytes};
 pub use lines::Lines;
 pub use process::{kill_pid, wait_until};
 pub use puppet_handle::{CommandFailed, Puppet};

@@ -173,12 +173,19 @@ pub enum Command {
         /// Name of what is kept.
         kept: String,
     },
+    /// Fills what was kept, through the old mapping, with content drawn from a seed.
+    FillKept {
+        /// Name of what is kept.
+        kept: String,
+        /// Seed.
+        seed: u64,
+    },
     /// Bytes of what was kept that are not zero: their number.
     CountKept {
         /// Name of what is kept.
         kept: String,
     },
-    /// Detaches.
+    /// Lets a lease outlive the session.
     Detach {
         /// Buffer.
         buffer: String,
@@ -189,8 +196,12 @@ pub enum Command {
     Leases,
     /// Answers the list of queue pairs.
     QueuePairs,
-    /// Answers the daemon's figures.
-    Stats,
+    /// Begins to watch the tenant's leases.
+    WatchLeases,
+    /// Awaits the next event of the watch. Answers its kind and lease.
+    NextLeaseEvent,
+    /// Awaits the next snapshot of a topology watch, which begins with the first of these. Answers its generation.
+    NextTopology,
     /// Makes a queue pair. Answers its HCA, number and endpoint blob.
     QueuePair {
         /// Name for later commands.
@@ -257,6 +268,11 @@ pub enum Command {
     CloseSession,
     /// Awaits the session's end. Answers the reason.
     SessionEnd,
+    /// Asks for the topology, without a session. Answers the number of GPUs and NICs.
+    Topology {
+        /// Folder of the daemon's sockets.
+        runtime_dir: String,
+    },
     /// Answers the uid.
     WhoAmI,
 }

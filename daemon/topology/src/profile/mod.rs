@@ -5,7 +5,6 @@
 
 mod line;
 mod parse;
-mod word;
 mod write;
 
 use std::path::PathBuf;
@@ -35,7 +34,7 @@ macro_rules! builtin {
     };
 }
 
-builtin!["dgx-a100", "two-socket-2gpu", "gb200", "aws-p5en", "flat-vm"];
+builtin!["dgx-a100", "two-socket-2gpu"];
 
 /// Names of the built-in profiles.
 #[must_use]

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use gdrd_client::Buffer;
+use gdrd_shm::Segment;
 use rand::rngs::StdRng;
 use rand::{RngCore as _, SeedableRng as _};
 use sha2::{Digest as _, Sha256};
@@ -10,16 +10,16 @@ use sha2::{Digest as _, Sha256};
 /// Bytes handled at once.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Fills the whole buffer.
-pub(crate) fn fill(buffer: &Buffer, seed: u64) -> anyhow::Result<()> {
+/// Fills the whole memory.
+pub(crate) fn fill(memory: &Segment, seed: u64) -> anyhow::Result<()> {
     let mut random = StdRng::seed_from_u64(seed);
     let mut piece = vec![0; PIECE_BYTES];
     let mut offset = 0;
-    while offset < buffer.len_bytes() {
-        let len = usize::try_from(buffer.len_bytes() - offset)?.min(PIECE_BYTES);
+    while offset < memory.len_bytes() {
+        let len = usize::try_from(memory.len_bytes() - offset)?.min(PIECE_BYTES);
         let piece = piece.get_mut(..len).unwrap_or_default();
         random.fill_bytes(piece);
-        buffer.write_from(offset, piece)?;
+        memory.write_from(offset, piece)?;
         offset += len as u64;
     }
     Ok(())

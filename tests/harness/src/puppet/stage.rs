@@ -7,9 +7,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use gdrd_client::v1::lease_event::Event;
 use gdrd_client::{
-    AcquireOptions, Buffer, Client, ClientError, ClientOptions, Completion, Endpoint, QueuePair, QueuePairOptions,
-    RuntimeDir, Session, Submission, SubmissionFlags,
+    AcquireOptions, Buffer, Client, ClientError, ClientOptions, Completion, Endpoint, LeaseWatch, QueuePair,
+    QueuePairOptions, RuntimeDir, Session, Submission, SubmissionFlags, TopologyWatch,
 };
 use gdrd_harness::script::{Command, Work};
 use gdrd_shm::{Access, Segment};
@@ -33,19 +34,27 @@ pub(crate) struct Stage {
     kept: HashMap<String, (OwnedFd, Segment)>,
     queue_pairs: HashMap<String, QueuePair>,
     started: Vec<Started>,
+    lease_watch: Option<LeaseWatch>,
+    topology_watch: Option<TopologyWatch>,
 }
 
 impl Stage {
     pub(crate) async fn run(&mut self, command: Command) -> anyhow::Result<Value> {
         match command {
             Command::Connect { runtime_dir } => self.connect(&runtime_dir).await,
+            Command::Topology { runtime_dir } => topology(&runtime_dir).await,
             Command::WhoAmI => Ok(json!(rustix::process::geteuid().as_raw())),
             Command::ForkHolder => Ok(json!(descriptors::start_holder()?)),
             Command::CloseSession => self.with_session(Session::close),
             Command::SessionEnd => Ok(json!(self.session()?.ended().await.reason)),
             Command::Leases => self.leases().await,
             Command::QueuePairs => self.list_queue_pairs().await,
-            Command::Stats => self.stats().await,
+            Command::WatchLeases => {
+                self.lease_watch = Some(self.session()?.watch_leases().await?);
+                Ok(Value::Null)
+            }
+            Command::NextLeaseEvent => self.next_lease_event().await,
+            Command::NextTopology => self.next_topology().await,
             other => self.run_on_buffer(other).await,
         }
     }
@@ -73,7 +82,8 @@ impl Stage {
             }
             Command::ReleaseAndKeep { buffer, kept } => self.release_and_keep(&buffer, kept).await,
             Command::Detach { buffer, ttl_ms } => {
-                self.take_buffer(&buffer)?.detach(Duration::from_millis(ttl_ms)).await?;
+                let handle = self.buffers.get_mut(&buffer).with_context(|| format!("no buffer {buffer}"))?;
+                handle.detach(Duration::from_millis(ttl_ms)).await?;
                 Ok(Value::Null)
             }
             other => self.run_on_memory(other).await,
@@ -83,7 +93,9 @@ impl Stage {
     async fn run_on_memory(&mut self, command: Command) -> anyhow::Result<Value> {
         match command {
             Command::Map { buffer } => self.buffer(&buffer)?.memory().map(|_| Value::Null).map_err(Into::into),
-            Command::Fill { buffer, seed } => content::fill(self.buffer(&buffer)?, seed).map(|()| Value::Null),
+            Command::Fill { buffer, seed } => {
+                content::fill(self.buffer(&buffer)?.memory()?, seed).map(|()| Value::Null)
+            }
             Command::Poke { buffer, offset, bytes } => {
                 self.buffer(&buffer)?.write_from(offset, &hex::decode(&bytes)?)?;
                 Ok(Value::Null)
@@ -101,10 +113,8 @@ impl Stage {
             }
             Command::IsCurrent { buffer } => Ok(json!(self.buffer(&buffer)?.is_current())),
             Command::DigestKept { kept } => self.digest_kept(&kept),
-            Command::CountKept { kept } => {
-                let (_, segment) = self.kept.get(&kept).with_context(|| format!("nothing kept as {kept}"))?;
-                Ok(json!(content::count_nonzero(reader_of(segment)?)?))
-            }
+            Command::CountKept { kept } => Ok(json!(content::count_nonzero(reader_of(self.kept(&kept)?)?)?)),
+            Command::FillKept { kept, seed } => content::fill(self.kept(&kept)?, seed).map(|()| Value::Null),
             other => self.run_on_queue_pair(other).await,
         }
     }
@@ -141,8 +151,7 @@ impl Stage {
     }
 
     async fn connect(&mut self, runtime_dir: &str) -> anyhow::Result<Value> {
-        let options = ClientOptions::default().runtime_dir(RuntimeDir::new(runtime_dir)).deadline(PATIENCE);
-        let client = options.connect().await?;
+        let client = client(runtime_dir).await?;
         let session = client.open_session("puppet").await?;
         let id = session.id();
         self.client = Some(client);
@@ -259,10 +268,30 @@ impl Stage {
         Ok(shown.collect())
     }
 
-    async fn stats(&self) -> anyhow::Result<Value> {
-        let stats = self.client.as_ref().context("not connected")?.stats().await?;
-        let shown = stats.iter().map(|stat| json!({ "name": stat.name, "labels": stat.labels, "value": stat.value }));
-        Ok(shown.collect())
+    async fn next_lease_event(&mut self) -> anyhow::Result<Value> {
+        let watch = self.lease_watch.as_mut().context("no watch was begun")?;
+        let event = tokio::time::timeout(PATIENCE, watch.next()).await.context("no event came")??;
+        let (kind, lease_id) = match event.context("the watch ended")?.event.context("an event of an unknown kind")? {
+            Event::Present(lease) => ("present", lease.lease_id),
+            Event::Synced(_) => ("synced", 0),
+            Event::Acquired(lease) => ("acquired", lease.lease_id),
+            Event::Released(ended) => ("released", ended.lease_id),
+            Event::Revoked(ended) => ("revoked", ended.lease_id),
+            Event::Rekeyed(lease) => ("rekeyed", lease.lease_id),
+            Event::NicDown(_) => ("nic down", 0),
+            Event::Resync(_) => ("resync", 0),
+        };
+        Ok(json!([kind, lease_id]))
+    }
+
+    async fn next_topology(&mut self) -> anyhow::Result<Value> {
+        if self.topology_watch.is_none() {
+            let client = self.client.as_ref().context("not connected")?;
+            self.topology_watch = Some(client.watch_topology());
+        }
+        let watch = self.topology_watch.as_mut().context("it was made above")?;
+        let snapshot = tokio::time::timeout(PATIENCE, watch.next()).await.context("no snapshot came")??;
+        Ok(json!(snapshot.generation))
     }
 
     fn keep(&mut self, name: String, buffer: Buffer) -> Value {
@@ -298,9 +327,23 @@ impl Stage {
         self.buffers.remove(name).with_context(|| format!("no buffer {name}"))
     }
 
+    fn kept(&self, name: &str) -> anyhow::Result<&Segment> {
+        self.kept.get(name).map(|(_, segment)| segment).with_context(|| format!("nothing kept as {name}"))
+    }
+
     fn queue_pair(&self, name: &str) -> anyhow::Result<&QueuePair> {
         self.queue_pairs.get(name).with_context(|| format!("no queue pair {name}"))
     }
+}
+
+async fn client(runtime_dir: &str) -> anyhow::Result<Client> {
+    let options = ClientOptions::default().runtime_dir(RuntimeDir::new(runtime_dir)).deadline(PATIENCE);
+    Ok(options.connect().await?)
+}
+
+async fn topology(runtime_dir: &str) -> anyhow::Result<Value> {
+    let plan = client(runtime_dir).await?.topology().await?.plan.context("no plan")?;
+    Ok(json!({ "gpus": plan.gpus.len(), "nics": plan.nics.len() }))
 }
 
 fn shown(completion: Completion) -> Value {
@@ -310,6 +353,7 @@ fn shown(completion: Completion) -> Value {
         "opcode": format!("{:?}", completion.opcode),
         "bytes": completion.byte_len,
         "imm": completion.imm,
+        "detail": completion.vendor_error,
     })
 }
 
