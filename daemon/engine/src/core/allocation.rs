@@ -136,10 +136,7 @@ impl Core {
                 allocation.stage = Stage::Clean;
                 allocation.kept = false;
                 let len_bytes = allocation.len_bytes;
-                if let Some(pool) = self.clean.get_mut(&(gpu, len_bytes)) {
-                    pool.coming -= 1;
-                    pool.ready.push(id);
-                }
+                self.add_clean(gpu, len_bytes, id);
             }
             (None, Place::Host(_)) => self.unexpected(),
         }
@@ -202,7 +199,10 @@ impl Core {
         pool.coming -= 1;
         match pool.waiters.pop_front() {
             Some(waiter) => self.grant_to_waiter(id, owner.tenant, &owner.key, waiter),
-            None => pool.ready.push(id),
+            None => {
+                pool.ready.push(id);
+                self.watch_ready_pool(owner.tenant, &owner.key);
+            }
         }
         self.feed(owner.tenant);
         self.balance(owner.tenant, &owner.key);

@@ -66,6 +66,12 @@ impl Pool {
         self.ready.is_empty() && self.coming == 0 && self.leased == 0 && self.waiters.is_empty()
     }
 
+    /// Whether it is looked at when it may have been idle for long.
+    #[cfg(test)]
+    pub(crate) fn has_timer(&self) -> bool {
+        self.timer
+    }
+
     /// Waiters that nothing on its way will serve.
     pub(crate) fn unserved(&self) -> usize {
         self.waiters.len().saturating_sub(self.coming as usize)
@@ -83,6 +89,14 @@ pub(crate) struct CleanPool {
     timer: bool,
 }
 
+#[cfg(test)]
+impl CleanPool {
+    /// Whether it is looked at when it may have been idle for long.
+    pub(crate) fn has_timer(&self) -> bool {
+        self.timer
+    }
+}
+
 impl Core {
     /// The pool, made where there is none.
     pub(super) fn pool_mut(&mut self, tenant: TenantId, key: &Arc<PoolKey>) -> Option<&mut Pool> {
@@ -95,13 +109,18 @@ impl Core {
         let most = most_ready(config.ready_max_per_class, config.ready_max_bytes_per_class, key.len_bytes);
         let target = config.ready_target_per_class.min(most);
         let now = self.now;
-        let idle_ns = nanos(config.idle);
         let Some(pool) = self.pool_mut(tenant, key) else { return };
         pool.last_used = now;
         pool.blocked = false;
         pool.target = pool.target.max(target);
-        if !pool.timer {
-            pool.timer = true;
+        self.watch_ready_pool(tenant, key);
+    }
+
+    /// Sees to it that the pool is looked at once it may have been idle for long.
+    pub(super) fn watch_ready_pool(&mut self, tenant: TenantId, key: &Arc<PoolKey>) {
+        let idle_ns = nanos(self.settings.pool.idle);
+        let Some(pool) = self.pool_mut(tenant, key) else { return };
+        if !std::mem::replace(&mut pool.timer, true) {
             self.at(idle_ns, Deadline::Ready(tenant, Arc::clone(key)));
         }
     }
@@ -305,17 +324,31 @@ impl Core {
     /// Clean memory for a buffer of that kind, if there is any.
     fn take_clean(&mut self, key: &PoolKey) -> Option<AllocationId> {
         let Place::Gpu(gpu) = key.place else { return None };
-        let idle_ns = nanos(self.settings.pool.idle);
         let now = self.now;
         let pool = self.clean.entry((gpu, key.len_bytes)).or_default();
         pool.last_used = now;
         pool.blocked = false;
         pool.warm = true;
         let taken = pool.ready.pop();
-        if !std::mem::replace(&mut pool.timer, true) {
-            self.at(idle_ns, Deadline::Clean(gpu, key.len_bytes));
-        }
+        self.watch_clean_pool(gpu, key.len_bytes);
         taken
+    }
+
+    /// Sees to it that the pool is looked at once it may have been idle for long.
+    fn watch_clean_pool(&mut self, gpu: GpuIndex, len_bytes: u64) {
+        let idle_ns = nanos(self.settings.pool.idle);
+        let pool = self.clean.entry((gpu, len_bytes)).or_default();
+        if !std::mem::replace(&mut pool.timer, true) {
+            self.at(idle_ns, Deadline::Clean(gpu, len_bytes));
+        }
+    }
+
+    /// New clean memory has come.
+    pub(super) fn add_clean(&mut self, gpu: GpuIndex, len_bytes: u64, allocation: AllocationId) {
+        let pool = self.clean.entry((gpu, len_bytes)).or_default();
+        pool.coming -= 1;
+        pool.ready.push(allocation);
+        self.watch_clean_pool(gpu, len_bytes);
     }
 
     /// Makes clean memory ahead, up to the target and the GPU's budget.

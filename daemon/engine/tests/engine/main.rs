@@ -1,4 +1,10 @@
 //! The engine on a simulated host: leases, isolation, faults, queue pairs, as the server uses it.
 
+mod faults;
+mod isolation;
+mod queue_pairs;
 mod rounds;
+mod sessions;
+mod watches;
+mod wire;
 mod world;

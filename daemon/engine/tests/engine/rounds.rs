@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::world::{MIB, Shared, World, config, read, request, write};
+use crate::world::{MIB, World, config, read, request, write};
 
 #[test]
 fn a_lease_has_a_registration_on_each_paired_hca() {
@@ -56,14 +56,13 @@ fn many_rounds_leave_only_the_pool() {
     assert_eq!(world.stat("gdrd_leases_started_total"), 500);
     assert_eq!(world.stat("gdrd_unexpected_inputs_total"), 0);
     world.engine.close_session(session, "test");
-    world.until("the pool to go", || world.gpu_used(0) == 0);
-    assert_eq!(world.stat("gdrd_registrations"), 0);
-    assert_eq!(world.stat("gdrd_tenants"), 0);
+    world.until("the tenant to go", || world.stat("gdrd_tenants") == 0);
+    assert_eq!((world.gpu_used(0), world.stat("gdrd_registrations")), (world.bytes("clean"), 0));
 }
 
 #[test]
 fn acquires_from_many_threads_wait_for_buffers_and_all_are_served() {
-    let world: Shared = Arc::new(World::new());
+    let world = Arc::new(World::new());
     let threads: Vec<_> = (0..8)
         .map(|uid| {
             let world = Arc::clone(&world);
@@ -83,8 +82,8 @@ fn acquires_from_many_threads_wait_for_buffers_and_all_are_served() {
     for thread in threads {
         thread.join().expect("the rounds succeed");
     }
-    world.until("the pools to go", || world.gpu_used(0) == 0);
-    assert_eq!(world.stat("gdrd_tenants"), 0);
+    world.until("the tenants to go", || world.stat("gdrd_tenants") == 0);
+    assert_eq!(world.gpu_used(0), 0);
     assert_eq!(world.stat("gdrd_unexpected_inputs_total"), 0);
 }
 

@@ -1,12 +1,12 @@
 //! A simulated host with an engine, and short words for what tests do with them.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::Duration;
 
+use futures_channel::mpsc;
 use gdrd_engine::{
-    AcquireRequest, Engine, EngineConfig, EngineError, GpuProof, Hardware, HostPlan, LeaseGrant, LeaseId, MemoryKind,
-    MemoryPlace, Peer, PlannedGpu, Policy, Quota, Rule, SessionId, SessionOpened, Subject,
+    AcquireRequest, Engine, EngineConfig, EngineError, GpuProof, Hardware, HostPlan, LeaseEvent, LeaseGrant, LeaseId,
+    MemoryKind, MemoryPlace, Peer, PlannedGpu, Policy, Quota, Rule, SessionId, SessionOpened, Subject, Viewer,
 };
 use gdrd_hal::{DeviceNumber, Gid, GidEntry, GidType, GpuUuid, LinkLayer, PortState};
 use gdrd_sim::{Provider, SimGpu, SimHca, SimHost, SimOptions, SimPort, SimSpec};
@@ -166,13 +166,22 @@ impl World {
     }
 
     /// Waits for a state that the engine reaches by itself, on its own threads.
-    pub(crate) fn until(&self, what: &str, reached: impl Fn() -> bool) {
+    pub(crate) fn until(&self, what: &str, mut reached: impl FnMut() -> bool) {
         let start = std::time::Instant::now();
         while !reached() {
             assert!(start.elapsed() < PATIENCE, "waited in vain for {what}: {:#?}", self.engine.stats());
             std::thread::yield_now();
         }
     }
+
+    pub(crate) fn watch(&self, uid: u32) -> mpsc::Receiver<LeaseEvent> {
+        self.engine.watch_leases(&Viewer::Peer(peer(uid))).expect("room for a watch")
+    }
+}
+
+/// The next event that is there already.
+pub(crate) fn next<T>(events: &mut mpsc::Receiver<T>) -> Option<T> {
+    events.try_recv().ok()
 }
 
 pub(crate) fn write(fd: impl AsFd, offset: u64, bytes: &[u8]) {
@@ -189,6 +198,3 @@ pub(crate) fn read(fd: impl AsFd, len_bytes: u64) -> Vec<u8> {
     }
     bytes
 }
-
-/// Keeps an engine handle alive beyond a test's scope in closures.
-pub(crate) type Shared = Arc<World>;

@@ -87,6 +87,7 @@ fn pools_match(core: &Core) {
             assert_eq!(pool.coming as usize, of().filter(|(_, a)| a.kept).count());
             assert_eq!(pool.leased as usize, of().filter(|(_, a)| a.lease.is_some()).count());
             assert!(pool.ready.is_empty() || pool.waiters.is_empty(), "acquires wait beside ready buffers");
+            assert!(pool.ready.is_empty() || pool.has_timer(), "ready buffers would never age");
         }
         let pooled: usize = tenant.pools.values().map(|pool| pool.waiters.len()).sum();
         assert_eq!(pooled, core.waiting.values().filter(|(owner, _)| owner == id).count());
@@ -108,6 +109,7 @@ fn clean_pools_match(core: &Core) {
         };
         assert_eq!(pool.ready.len(), of().filter(|a| a.stage == Stage::Clean).count());
         assert_eq!(pool.coming as usize, of().filter(|a| a.kept).count());
+        assert!(pool.ready.is_empty() || pool.has_timer(), "clean memory would never age");
         *bytes.entry(*gpu).or_insert(0) += len_bytes * (pool.ready.len() as u64 + u64::from(pool.coming));
     }
     assert!(bytes.values().all(|bytes| *bytes <= core.settings.pool.clean_max_bytes));

@@ -1,0 +1,209 @@
+//! Devices and calls that fail: nothing half-made, nothing lost, the guilty call refused.
+
+use gdrd_engine::{ErrorKind, LeaseEventKind, LeaseState, Viewer};
+
+use crate::watches::names;
+use crate::world::{GPU_BYTES, MIB, World, config, next, peer, request};
+
+#[test]
+fn a_registration_that_fails_on_one_hca_leaves_nothing_half_made() {
+    let world = World::new();
+    let session = world.session(1);
+    world.sim.inject_text("register on mlx5_1: fail eio times 1").expect("a script");
+    let refused = world.try_acquire(session, request("GPU0", MIB)).expect_err("the driver fails");
+    assert_eq!((refused.kind(), refused.reason()), (ErrorKind::Unavailable, "DRIVER_FAILED"));
+    world.until("the memory to go", || world.gpu_used(0) == 0);
+    assert_eq!((world.stat("gdrd_registrations"), world.stat("gdrd_leases")), (0, 0));
+    // The next one works.
+    let _grant = world.acquire(session);
+}
+
+#[test]
+fn a_session_that_ends_while_a_registration_is_slow_leaves_nothing() {
+    let world = World::new();
+    let session = world.session(1);
+    world.sim.inject_text("register on mlx5_0: delay 50ms times 1").expect("a script");
+    let call = world.engine.acquire(session, request("GPU0", MIB));
+    world.engine.close_session(session, "test");
+    assert_eq!(call.wait().expect_err("ended").reason(), "SESSION_ENDED");
+    world.until("everything to go", || world.gpu_used(0) == 0 && world.stat("gdrd_tenants") == 0);
+}
+
+#[test]
+fn a_slow_hca_does_not_hold_up_another() {
+    let world = World::new();
+    let session = world.session(1);
+    world.sim.inject_text("register on mlx5_0: delay 60s").expect("a script");
+    let slow: Vec<_> = (0..4).map(|_| world.engine.acquire(session, request("GPU0", MIB))).collect();
+    let quick = world.try_acquire(session, request("GPU1", MIB)).expect("another gpu and hca");
+    drop((quick, slow));
+    // The threads that hang in the driver must not hang the test.
+    std::mem::forget(world);
+}
+
+#[test]
+fn a_full_gpu_takes_back_idle_buffers_and_tries_once_more() {
+    let world = World::new();
+    let (idle, wanting) = (world.session(1), world.session(2));
+    let leases: Vec<_> = (0..GPU_BYTES / (2 * MIB)).map(|_| world.lease(idle)).collect();
+    leases.into_iter().for_each(|lease| world.release(idle, lease));
+    world.settle();
+    assert_eq!(world.gpu_used(0), GPU_BYTES);
+    let (_held, _) = world.try_acquire(wanting, request("GPU0", 32 * MIB)).expect("idle buffers go").keep();
+    assert_eq!(world.stat("gdrd_idle_dropped_total"), 16);
+    let full = world.try_acquire(wanting, request("GPU0", 64 * MIB)).expect_err("half of it is held");
+    assert_eq!((full.kind(), full.reason()), (ErrorKind::ResourceExhausted, "GPU_OUT_OF_MEMORY"));
+}
+
+#[test]
+fn a_full_hca_takes_back_idle_registrations_and_tries_once_more() {
+    let world = World::new();
+    let session = world.session(1);
+    let lease = world.lease(session);
+    world.release(session, lease);
+    world.settle();
+    world.sim.inject_text("register on mlx5_0: fail enomem times 1").expect("a script");
+    let mut wanted = request("GPU0", 4 * MIB);
+    wanted.hcas = vec!["mlx5_0".to_owned()];
+    let _grant = world.try_acquire(session, wanted.clone()).expect("the idle one goes").keep();
+    assert_eq!((world.bytes("ready"), world.stat("gdrd_idle_dropped_total")), (0, 1));
+    world.sim.inject_text("register on mlx5_0: fail enomem times 2").expect("a script");
+    let refused = world.try_acquire(session, wanted).expect_err("nothing idle is left");
+    assert_eq!(refused.reason(), "HCA_EXHAUSTED");
+}
+
+#[test]
+fn a_buffer_that_cannot_be_zeroed_or_deregistered_is_never_lent_again() {
+    for fault in ["scrub on GPU0: fail eio times 1", "deregister on mlx5_0: fail eio times 1"] {
+        let world = World::new();
+        let session = world.session(1);
+        let lease = world.lease(session);
+        world.sim.inject_text(fault).expect("a script");
+        world.release(session, lease);
+        world.until("the memory to go", || world.gpu_used(0) == 0);
+        let _grant = world.acquire(session);
+        assert_eq!(world.stat("gdrd_acquires_warm_total"), 0, "{fault}");
+    }
+}
+
+#[test]
+fn buffers_made_ahead_leave_the_headroom_free() {
+    let mut config = config();
+    config.pool.ready_target_per_class = 8;
+    config.pool.headroom_bytes = GPU_BYTES - 6 * MIB;
+    let world = World::with(config);
+    let session = world.session(1);
+    let _grant = world.acquire(session);
+    world.settle();
+    assert_eq!(world.gpu_used(0), 6 * MIB);
+    // What somebody waits for may use it.
+    let _large = world.try_acquire(session, request("GPU0", 32 * MIB)).expect("memory is there");
+}
+
+#[test]
+fn a_lost_gpu_revokes_its_leases_and_fails_its_acquires_only() {
+    let world = World::new();
+    let session = world.session(1);
+    let lease = world.lease(session);
+    let (other, _) = world.try_acquire(session, request("GPU1", MIB)).expect("a buffer").keep();
+    let mut events = world.watch(1);
+    world.sim.inject_text("gpu GPU0: lost").expect("a script");
+    world.engine.refresh_gpus();
+    let lost = world.try_acquire(session, request("GPU0", MIB)).expect_err("lost");
+    assert_eq!((lost.kind(), lost.reason()), (ErrorKind::Unavailable, "DEVICE_LOST"));
+    assert_eq!(names(&mut events), ["present", "present", "synced", "revoked"]);
+    let listed = world.engine.list_leases(&Viewer::Session(session), None, 0).expect("a list").leases;
+    assert_eq!(listed.iter().map(|l| l.state).collect::<Vec<_>>(), [LeaseState::Revoked, LeaseState::Held]);
+    assert!(listed[0].registrations.is_empty() && listed[1].registrations == hidden(&other.registrations));
+    assert_eq!(world.engine.open(session, lease).expect_err("revoked").reason(), "LEASE_REVOKED");
+    // A revoked lease lives on for its mappings until it is released.
+    world.release(session, lease);
+    world.settle();
+    let _works = world.try_acquire(session, request("GPU1", MIB)).expect("another gpu");
+    world.sim.inject_text("gpu GPU0: healthy").expect("a script");
+    world.engine.refresh_gpus();
+    let _again = world.acquire(session);
+}
+
+fn hidden(registrations: &[gdrd_engine::RegistrationInfo]) -> Vec<gdrd_engine::RegistrationInfo> {
+    let hide = |r: &gdrd_engine::RegistrationInfo| gdrd_engine::RegistrationInfo {
+        rkey: gdrd_engine::RemoteKey(0),
+        ..r.clone()
+    };
+    registrations.iter().map(hide).collect()
+}
+
+#[test]
+fn a_gpu_found_lost_by_a_call_is_lost_for_all() {
+    let world = World::new();
+    let session = world.session(1);
+    let lease = world.lease(session);
+    world.sim.inject_text("gpu GPU0: lost").expect("a script");
+    let lost = world.try_acquire(session, request("GPU0", MIB)).expect_err("lost");
+    assert_eq!(lost.reason(), "DEVICE_LOST");
+    assert_eq!(world.engine.open(session, lease).expect_err("revoked").reason(), "LEASE_REVOKED");
+}
+
+#[test]
+fn a_lost_hca_takes_its_registrations_and_leaves_the_others() {
+    let world = World::new();
+    let session = world.session(1);
+    let (two, _) = world.acquire(session).keep();
+    let (one, _) = world.try_acquire(session, request("GPU1", MIB)).expect("a buffer").keep();
+    let mut events = world.watch(1);
+    names(&mut events);
+    world.sim.inject_text("hca mlx5_0: fatal").expect("a script");
+    world.until("the hca to be missed", || world.stat("gdrd_hcas_lost_total") == 1);
+    let told: Vec<_> = std::iter::from_fn(|| next(&mut events)).map(|event| event.kind).collect();
+    assert!(matches!(&told[0], LeaseEventKind::NicDown { hca, port_num: 0 } if &**hca == "mlx5_0"), "{told:?}");
+    let LeaseEventKind::Rekeyed(rekeyed) = &told[1] else { panic!("{told:?}") };
+    assert_eq!(rekeyed.id, two.id);
+    assert!(rekeyed.generation > two.generation);
+    assert_eq!(rekeyed.registrations, two.registrations[1..], "the tenant is told its keys");
+    assert_eq!(told.len(), 2);
+    let stale = world.engine.release(session, two.id, Some(two.generation)).expect_err("it was re-keyed");
+    assert_eq!((stale.kind(), stale.reason()), (ErrorKind::Aborted, "GENERATION_STALE"));
+    world.engine.release(session, two.id, Some(rekeyed.generation)).expect("the new generation");
+    let refused = world.try_acquire(session, request("GPU0", MIB)).expect_err("one of its hcas is gone");
+    assert_eq!(refused.reason(), "DEVICE_LOST");
+    let mut wanted = request("GPU0", MIB);
+    wanted.hcas = vec!["mlx5_1".to_owned()];
+    let _works = world.try_acquire(session, wanted).expect("the other hca");
+    world.release(session, one.id);
+    world.engine.close_session(session, "test");
+    world.until("everything to go", || world.stat("gdrd_tenants") == 0);
+}
+
+#[test]
+fn a_port_that_goes_down_is_told_to_every_watcher() {
+    let world = World::new();
+    let (mut one, mut two) = (world.watch(1), world.watch(2));
+    world.sim.inject_text("hca mlx5_1: link-down port 1").expect("a script");
+    let mut told = Vec::new();
+    for events in [&mut one, &mut two] {
+        let start = std::time::Instant::now();
+        let down = loop {
+            match next(events).map(|event| event.kind) {
+                Some(LeaseEventKind::NicDown { hca, port_num }) => break (hca, port_num),
+                _ => assert!(start.elapsed() < crate::world::PATIENCE),
+            }
+        };
+        told.push(down);
+    }
+    assert!(told.iter().all(|(hca, port_num)| &**hca == "mlx5_1" && *port_num == 1));
+}
+
+#[test]
+fn an_idle_engine_has_no_deadline_once_its_pools_have_aged() {
+    let mut config = config();
+    config.pool.ready_target_per_class = 2;
+    config.pool.clean_target_per_class = 2;
+    config.pool.idle = std::time::Duration::from_millis(1);
+    let world = World::with(config);
+    let session = world.session(1);
+    let lease = world.lease(session);
+    world.release(session, lease);
+    world.until("the pools to shrink to nothing", || world.gpu_used(0) == 0);
+    let listed = world.engine.list_leases(&Viewer::Peer(peer(1)), None, 0).expect("a list");
+    assert!(listed.leases.is_empty());
+}
