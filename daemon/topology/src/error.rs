@@ -42,6 +42,16 @@ pub enum TopologyError {
         /// What is wrong with it.
         message: String,
     },
+    /// The content is not what its kind should have.
+    #[error("{}", bad_input(path.as_deref(), what, message))]
+    BadInput {
+        /// The file, if it came from one.
+        path: Option<PathBuf>,
+        /// The kind of input that it was taken for.
+        what: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
     /// The kind of input cannot be told from its content.
     #[error("{}: {reason}", path.display())]
     UnknownInput {
@@ -72,6 +82,13 @@ pub enum TopologyError {
         /// What is wrong, naming the value.
         message: String,
     },
+}
+
+fn bad_input(path: Option<&std::path::Path>, what: &str, message: &str) -> String {
+    match path {
+        Some(path) => format!("{}, read as {what}: {message}", path.display()),
+        None => format!("{what}: {message}"),
+    }
 }
 
 fn at_line(path: Option<&std::path::Path>, line: usize, message: &str) -> String {

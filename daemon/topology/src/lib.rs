@@ -56,4 +56,4 @@ pub mod sysfs;
 pub mod topo_m;
 
 pub use error::TopologyError;
-pub use read::{read_input, read_live, read_root};
+pub use read::{read_input, read_live, read_nccl_topology, read_root, read_stream, read_text};

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use crate::assemble::{ReadOptions, assemble};
 use crate::error::TopologyError;
-use crate::model::Snapshot;
-use crate::profile;
+use crate::model::{RawHost, Snapshot};
+use crate::nccl_xml::{MAX_XML_BYTES, NcclTopology};
 use crate::source::{Source, SourceKind};
-use crate::sysfs;
+use crate::sysfs::{self, archive};
+use crate::{profile, rocm_topo, topo_m};
 
 /// Reads this machine from its `/sys`, as generation 1. Takes milliseconds; sets [`Snapshot::generation`]
 /// for the caller to raise.
@@ -31,10 +32,14 @@ pub fn read_root(root: &Path, options: &ReadOptions) -> Result<Snapshot, Topolog
     Ok(Snapshot { generation: 1, source, host: assemble(raw, options) })
 }
 
-/// Reads an input by what it is: a folder is a sysfs tree, a text that begins so a host profile.
+/// Reads an input by what it is. A folder is a captured sysfs tree; a file is told by its content:
+/// - an archive of such a tree: tar, as it is or packed with xz, zstd, gzip or bzip2;
+/// - NCCL topology XML;
+/// - a host profile;
+/// - text with a matrix of `nvidia-smi topo -m`, or with what `rocm-smi --showtopo` prints.
 ///
 /// # Errors
-/// The input cannot be read, or is of no known kind.
+/// The input cannot be read, is larger than any of its kind, is broken, or is of no known kind.
 pub fn read_input(path: &Path, options: &ReadOptions) -> Result<Snapshot, TopologyError> {
     let failed = |source| TopologyError::Read { path: path.to_owned(), source };
     let kind = std::fs::metadata(path).map_err(failed)?;
@@ -42,26 +47,109 @@ pub fn read_input(path: &Path, options: &ReadOptions) -> Result<Snapshot, Topolo
         return read_root(path, options);
     }
     if !kind.is_file() {
+        // A fifo would wait for a writer that never comes.
         return Err(TopologyError::UnknownInput { path: path.to_owned(), reason: "neither a folder nor a file" });
     }
-    let text = read_text(path, profile::MAX_PROFILE_BYTES)?;
-    let is_comment = |line: &&str| line.trim().is_empty() || line.trim_start().starts_with('#');
-    let first = text.lines().find(|line| !is_comment(line));
-    if first.is_some_and(|line| line.trim_start().starts_with(profile::MAGIC)) {
-        return profile::snapshot(&text, Some(path.to_owned()), options);
-    }
-    Err(TopologyError::UnknownInput { path: path.to_owned(), reason: "neither a folder with sys/ nor a host profile" })
+    read_stream(File::open(path).map_err(failed)?, path, options)
 }
 
-/// Text of a file of at most `limit` bytes.
-fn read_text(path: &Path, limit: usize) -> Result<String, TopologyError> {
+/// Reads an input by its content, as [`read_input`] does of files, from any stream (standard input, bytes
+/// in memory). `path` is what messages and the snapshot call it.
+///
+/// # Errors
+/// As [`read_input`].
+pub fn read_stream(mut stream: impl Read, path: &Path, options: &ReadOptions) -> Result<Snapshot, TopologyError> {
+    let head = take(&mut stream, archive::HEAD_BYTES, path)?;
+    if let Some(packing) = archive::Packing::of(&head) {
+        let raw = archive::read(packing, &head, stream, path)?;
+        return Ok(snapshot(raw, path, options));
+    }
+    let mut bytes = head;
+    bytes.append(&mut take(&mut stream, MAX_TEXT_BYTES, path)?);
+    if bytes.len() > MAX_TEXT_BYTES {
+        return Err(TopologyError::TooLarge { path: path.to_owned(), limit: MAX_TEXT_BYTES, unit: "bytes" });
+    }
+    if bytes.contains(&0) {
+        return Err(TopologyError::UnknownInput { path: path.to_owned(), reason: NOT_TEXT });
+    }
+    // A paste may hold a character of another encoding; what counts is plain ASCII.
+    read_text(&String::from_utf8_lossy(&bytes), path, options)
+}
+
+/// Reads a text by what it is.
+///
+/// # Errors
+/// As [`read_input`].
+pub fn read_text(text: &str, path: &Path, options: &ReadOptions) -> Result<Snapshot, TopologyError> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let bad = |what, message| TopologyError::BadInput { path: Some(path.to_owned()), what, message };
+    let is_comment = |line: &&str| line.trim().is_empty() || line.trim_start().starts_with('#');
+    let first = text.lines().find(|line| !is_comment(line)).unwrap_or_default().trim_start();
+    if first.starts_with(profile::MAGIC) {
+        return profile::snapshot(text, Some(path.to_owned()), options);
+    }
+    let raw = if let Some(xml) = xml_of(text, first) {
+        let topology = NcclTopology::parse(xml).map_err(|error| bad("NCCL topology XML", error.to_string()))?;
+        topology.host()
+    } else if topo_m::is_topo_m(text) {
+        topo_m::parse(text).map_err(|error| bad("nvidia-smi topo -m", error.to_string()))?
+    } else if rocm_topo::is_rocm_topo(text) {
+        rocm_topo::parse(text).map_err(|error| bad("rocm-smi --showtopo", error.to_string()))?
+    } else {
+        return Err(TopologyError::UnknownInput { path: path.to_owned(), reason: NO_KNOWN_TEXT });
+    };
+    Ok(snapshot(raw, path, options))
+}
+
+/// Reads NCCL topology XML to lay over other inputs (`ReadOptions::nccl_topology`).
+///
+/// # Errors
+/// The file cannot be read, is larger than any such text, or is none.
+pub fn read_nccl_topology(path: &Path) -> Result<NcclTopology, TopologyError> {
     let failed = |source| TopologyError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(TopologyError::UnknownInput { path: path.to_owned(), reason: "no file" });
+    }
+    let bytes = take(file, MAX_XML_BYTES, path)?;
+    let text = String::from_utf8_lossy(&bytes);
+    NcclTopology::parse(text.strip_prefix('\u{feff}').unwrap_or(&text)).map_err(|error| TopologyError::BadInput {
+        path: Some(path.to_owned()),
+        what: "NCCL topology XML",
+        message: error.to_string(),
+    })
+}
+
+/// Largest text of any kind, in bytes.
+const MAX_TEXT_BYTES: usize =
+    if MAX_XML_BYTES > profile::MAX_PROFILE_BYTES { MAX_XML_BYTES } else { profile::MAX_PROFILE_BYTES };
+
+const NOT_TEXT: &str = "neither text nor an archive (tar, plain or packed with xz, zstd, gzip or bzip2)";
+const NO_KNOWN_TEXT: &str = "no input that is known here: tried a host profile (its first line is `gdrd-host-profile 1`), \
+                             NCCL topology XML (`<system>`), the matrix of `nvidia-smi topo -m` (a row such as `GPU0  X  PIX`) \
+                             and the output of `rocm-smi --showtopo`; archives and folders must hold sys/";
+
+/// The XML of a text: all of it, or a `system` element with other lines around it.
+fn xml_of<'a>(text: &'a str, first: &str) -> Option<&'a str> {
+    const END: &str = "</system>";
+    if first.starts_with('<') {
+        return Some(text);
+    }
+    let begin = text.find("<system ").or_else(|| text.find("<system>"))?;
+    let end = text.rfind(END)?.checked_add(END.len())?;
+    text.get(begin..end)
+}
+
+fn snapshot(raw: RawHost, path: &Path, options: &ReadOptions) -> Snapshot {
+    let source = Source { kind: raw.source, path: Some(path.to_owned()) };
+    Snapshot { generation: 1, source, host: assemble(raw, options) }
+}
+
+/// At most `limit` bytes and one more, which shows that there was more.
+fn take(stream: impl Read, limit: usize, path: &Path) -> Result<Vec<u8>, TopologyError> {
     let mut bytes = Vec::new();
     let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
-    File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes)).map_err(failed)?;
-    if bytes.len() > limit {
-        return Err(TopologyError::TooLarge { path: path.to_owned(), limit, unit: "bytes" });
-    }
-    let not_text = "not text, and no archive or capture is read in this form";
-    String::from_utf8(bytes).map_err(|_| TopologyError::UnknownInput { path: path.to_owned(), reason: not_text })
+    let read = stream.take(most).read_to_end(&mut bytes);
+    read.map_err(|source| TopologyError::Read { path: path.to_owned(), source })?;
+    Ok(bytes)
 }

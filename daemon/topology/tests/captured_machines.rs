@@ -9,7 +9,10 @@ use gdrd_topology::plan::{PlanOptions, plan};
 use gdrd_topology::{profile, read_root, sysfs};
 
 fn options(gpu_ids: &[&str]) -> ReadOptions {
-    ReadOptions { gpu_ids: GpuIds::parse(gpu_ids.iter().copied()).expect("the ids are well formed") }
+    ReadOptions {
+        gpu_ids: GpuIds::parse(gpu_ids.iter().copied()).expect("the ids are well formed"),
+        ..ReadOptions::default()
+    }
 }
 
 /// Reads a fixture by way of a sysfs tree on disk.
@@ -218,4 +221,54 @@ fn rdma_devices_without_pci_function_are_listed_without_level() {
     assert_eq!(plan.nics[0].rate_gbps, Some(100.0));
     assert!(plan.nics.iter().all(|nic| nic.bdf.is_none()));
     assert_eq!(host.gpus.len(), 0);
+}
+
+#[test]
+fn gpus_and_nics_of_a_gb200_tray_belong_together_by_numa_node() {
+    let (host, plan) = planned("gb200", &[]);
+    for (gpus, nics, dpu) in [
+        (["0008:01:00.0", "0009:01:00.0"], ["ibp3s0", "ibP2p3s0"], "roceP6p3s0"),
+        (["0018:01:00.0", "0019:01:00.0"], ["ibP16p3s0", "ibP18p3s0"], "roceP22p3s0"),
+    ] {
+        for (gpu, nic) in gpus.iter().zip(nics) {
+            assert_eq!(assigned(&plan, gpu), [nic]);
+            let mut near = vec![nics[0], nics[1], dpu];
+            near.sort_unstable();
+            assert_eq!(at_level(&plan, gpu, Level::Node), near);
+        }
+    }
+    let rails: Vec<Option<u32>> = plan.gpus.iter().map(|gpu| gpu.rail).collect();
+    assert_eq!(rails, [Some(0), Some(1), Some(2), Some(3)], "the DPUs are no rails");
+    assert_eq!(host.numa_nodes.iter().filter(|node| !node.has_cpus).count(), 2);
+}
+
+#[test]
+fn each_gpu_of_an_aws_switch_gets_two_of_its_four_efa() {
+    let (_, plan) = planned("aws-p5en", &[]);
+    assert_eq!(assigned(&plan, "0000:59:00.0"), ["rdmap85s0", "rdmap86s0"]);
+    assert_eq!(assigned(&plan, "0000:5a:00.0"), ["rdmap87s0", "rdmap88s0"]);
+    for gpu in &plan.gpus {
+        assert_eq!(gpu.assigned.len(), 2);
+        assert_eq!(at_level(&plan, &gpu.name, Level::Pix).len(), 4);
+    }
+}
+
+#[test]
+fn a_flat_guest_spreads_evenly_and_says_that_nothing_is_known() {
+    let (_, plan) = planned("flat-vm", &[]);
+    for (place, gpu) in plan.gpus.iter().enumerate() {
+        assert_eq!(gpu.assigned, [format!("mlx5_{place}")]);
+        assert_eq!(at_level(&plan, &gpu.name, Level::Phb).len(), 8);
+    }
+    assert_eq!(plan.warnings.len(), 1);
+    assert!(plan.warnings[0].contains("the PCI tree is flat"));
+}
+
+#[test]
+fn a_host_without_gpu_lists_its_nics_and_their_cards() {
+    let (_, plan) = planned("rdma-no-gpu", &[]);
+    assert_eq!(plan.gpus, []);
+    assert_eq!(plan.nics.len(), 3);
+    assert_eq!(plan.nics[0].card, plan.nics[1].card);
+    assert_ne!(plan.nics[0].card, plan.nics[2].card);
 }

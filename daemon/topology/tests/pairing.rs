@@ -304,6 +304,7 @@ fn a_new_snapshot_moves_only_pairs_whose_nic_is_gone() {
     let kept = replan(&old, &more.read(), &PlanOptions::default());
     assert_eq!(assigned(&kept.plan), [["mlx5_0"], ["mlx5_1"]]);
     assert_eq!(kept.moved, []);
+    assert!(kept.plan.gpus[0].reason.contains("kept from the plan before; mlx5_5 would be nearer (PIX)"));
     let better = kept.better.unwrap();
     assert_eq!(assigned(&better)[0], ["mlx5_5"]);
     // mlx5_0 goes: GPU0 moves, GPU1 does not.
@@ -319,6 +320,26 @@ fn a_new_snapshot_moves_only_pairs_whose_nic_is_gone() {
     let same = replan(&old, &renamed.read(), &PlanOptions::default());
     assert_eq!(assigned(&same.plan), [["mlx5_0"], ["roce_rail1"]]);
     assert_eq!((same.moved.len(), same.better), (0, None));
+}
+
+#[test]
+fn hosts_larger_than_any_are_planned_in_bounded_time_or_not_at_all() {
+    let flat = |gpus: usize, nics: usize| {
+        let mut text = "gdrd-host-profile 1\n".to_owned();
+        for gpu in 0..gpus {
+            writeln!(text, "pci {gpu:04x}:00:01.0 10de:2330 030200 pci{gpu:04x}:00 -").expect("text grows");
+        }
+        for nic in 0..nics {
+            writeln!(text, "pci f{nic:04x}:00:01.0 15b3:1021 020000 pcif{nic:04x}:00 -\nhca m{nic} f{nic:04x}:00:01.0")
+                .expect("text grows");
+        }
+        Sketch { text, ..Sketch::new() }.plan()
+    };
+    let large = flat(96, 64);
+    let users: Vec<usize> = large.nics.iter().map(|nic| nic.gpus.len()).collect();
+    assert!(users.iter().all(|count| (1..=2).contains(count)), "{users:?}");
+    let beyond = flat(512, 512);
+    assert!(beyond.warnings.iter().any(|warning| warning.contains("none is planned")), "{:?}", beyond.warnings);
 }
 
 #[test]

@@ -54,6 +54,108 @@ fn every_builtin_profile_survives_the_way_through_a_sysfs_tree() {
     }
 }
 
+/// A host with one of each odd device.
+const ODD: &str = "gdrd-host-profile 1
+numa 0 cpus=0-3 distances=10,40
+numa 8 cpus=4-7 distances=40,10
+numa 252 cpus=
+root pci0000:00 numa=8
+pci 0000:00:01.0 8086:347a 060400 pci0000:00 16x16 driver=pcieport
+pci 0000:01:00.0 15b3:1021 020000 0000:00:01.0 16x8/16x16 driver=mlx5_core sub=15b3:0053
+pci 0000:01:00.1 15b3:1021 020000 0000:00:01.0 -/16x16 driver=mlx5_core
+pci 0000:01:00.2 15b3:101e 020000 0000:00:01.0 - driver=vfio-pci physfn=0000:01:00.0
+pci 10000:e1:00.0 144d:a80a 010802 ? 16x4 driver=nvme
+hca mlx5_bond_0 0000:01:00.0 node_guid=b8ce:f603:0000:0001 sys_image_guid=b8ce:f603:0000:0001
+port mlx5_bond_0 1 ACTIVE Ethernet 400
+gid mlx5_bond_0 1 3 ::ffff:10.0.0.1 type=v2 netdev=bond0
+port mlx5_bond_0 2 DOWN Unknown -
+hca mlx5_3 0000:01:00.0 sf=mlx5_core.sf.4
+hca siw0 -
+hca rxe0 - parent=ens1f1
+net bond0 - bond default-route
+net ens1f0 0000:01:00.0 master=bond0
+net ens1f1 0000:01:00.1 master=bond0
+net lo -
+drive nvme0 10000:e1:00.0 transport=pcie
+drive nvme1 - transport=rdma
+module nvidia_peermem
+";
+
+#[test]
+fn bonds_sub_functions_soft_devices_and_unknown_places_survive_the_way_through_a_tree() {
+    let host = profile::snapshot(ODD, None, &ReadOptions::default()).unwrap().host;
+    let tree = tree_of(&host);
+    let read = read(tree.path()).host;
+    assert_eq!(plain(read.clone()), plain(host));
+    let hca = |name: &str| read.hca(read.find_hca(name).unwrap()).unwrap();
+    assert_eq!(hca("mlx5_3").sub_function.as_deref(), Some("mlx5_core.sf.4"));
+    assert_eq!(hca("rxe0").bdf.unwrap().to_string(), "0000:01:00.1");
+    assert_eq!(hca("siw0").bdf, None);
+    assert_eq!(hca("mlx5_bond_0").bond.as_deref(), Some("bond0"));
+    assert_eq!(hca("mlx5_bond_0").numa.unwrap().0, 8);
+    assert_eq!(read.root_bus("10000:e1:00.0".parse().unwrap()), None);
+}
+
+#[test]
+fn rdma_devices_may_be_plain_folders_and_gid_slots_may_be_empty_or_unreadable() {
+    let tree = tempfile::tempdir().unwrap();
+    let port = tree.path().join("sys/class/infiniband/hfi1_0/ports/1");
+    for folder in ["gids", "gid_attrs/types/2"] {
+        fs::create_dir_all(port.join(folder)).unwrap();
+    }
+    for (index, gid) in
+        ["fe80:0000:0000:0000:0011:2233:4455:6677", "0000:0000:0000:0000:0000:0000:0000:0000"].iter().enumerate()
+    {
+        fs::write(port.join(format!("gids/{index}")), format!("{gid}\n")).unwrap();
+    }
+    fs::write(port.join("gids/2"), "fe80:0000:0000:0000:0000:0000:0000:0001\n").unwrap();
+    fs::write(port.join("gids/3"), "fe80:0000:0000:0000:0000:0000:0000:0000\n").unwrap();
+    fs::write(port.join("state"), "4: ACTIVE\n").unwrap();
+    fs::write(port.join("rate"), "quick\n").unwrap();
+    fs::create_dir_all(tree.path().join("sys/class/infiniband/hfi1_0/ports/zero")).unwrap();
+    let host = read(tree.path()).host;
+    let hca = &host.hcas[0];
+    assert_eq!((hca.name.as_str(), hca.bdf, hca.ports.len()), ("hfi1_0", None, 1));
+    let slots: Vec<u16> = hca.ports[0].gids.iter().map(|gid| gid.gid_index).collect();
+    assert_eq!(slots, [0, 2]);
+    assert_eq!(hca.ports[0].rate_gbps, None);
+    for part in ["rate `quick` is not understood", "ports/zero"] {
+        assert!(host.warnings.iter().any(|warning| warning.contains(part)), "{part}: {:?}", host.warnings);
+    }
+}
+
+#[test]
+fn a_folder_with_more_entries_than_any_host_is_refused_by_name() {
+    let tree = tempfile::tempdir().unwrap();
+    let devices = tree.path().join("sys/bus/pci/devices");
+    fs::create_dir_all(&devices).unwrap();
+    for name in 0..=65_536 {
+        symlink("x", devices.join(name.to_string())).unwrap();
+    }
+    let error = read_root(tree.path(), &ReadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("sys/bus/pci/devices") && error.contains("65536 entries"), "{error}");
+}
+
+#[test]
+fn a_link_that_runs_slower_for_a_while_is_no_other_host() {
+    let host = profile::builtin("dgx-a100").unwrap().host;
+    let mut idle = host.clone();
+    idle.functions[0].link.current = None;
+    idle.warnings.push("later".to_owned());
+    assert!(host.is_same_as(&idle));
+    idle.hcas[0].ports[0].state = gdrd_topology::model::PortState::Down;
+    assert!(!host.is_same_as(&idle));
+}
+
+#[test]
+fn this_machine_is_read_and_its_list_agrees_with_a_second_reader() {
+    let snapshot = gdrd_topology::read_live(&ReadOptions::default()).unwrap();
+    assert_eq!(snapshot.source.kind, SourceKind::Live);
+    assert_eq!(snapshot.source.path, None);
+    let second = snapshot.host.warnings.iter().find(|warning| warning.contains("a second listing has"));
+    assert_eq!(second, None);
+}
+
 #[test]
 fn the_sys_folder_itself_is_a_root_too() {
     let tree = tree_of(&profile::builtin("two-socket-2gpu").unwrap().host);

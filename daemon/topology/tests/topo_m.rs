@@ -128,9 +128,9 @@ fn surround(lines: &[String]) -> String {
     let legend = "Legend:\n\n  X    = Self\n  SYS  = Connection traversing PCIe as well as the SMP interconnect between \
                   NUMA nodes (e.g., QPI/UPI)\n  PIX  = Connection traversing at most a single PCIe bridge\n  NV#  = \
                   Connection traversing a bonded set of # NVLinks\n";
-    let quoted: Vec<String> = lines.iter().map(|line| format!("> {line}")).collect();
+    let quoted: Vec<String> = lines.iter().map(|line| format!("12:00:01.5 [pod/a] > {line}")).collect();
     format!(
-        "Hi, here is what GPU0 sees with mlx5_0:\r\nuser@host:~$ nvidia-smi topo -m\r\n{}\r\n\n{legend}\nuser@host:~$ \
+        "Hi, here is what GPU0 sees with mlx5_0:\r\nNIC0 NODE only\r\n# GPU1 SYS to both\r\nuser@host:~$ nvidia-smi topo -m\r\n{}\r\n\n{legend}\nuser@host:~$ \
          # GPU0 GPU1 look fine\n",
         quoted.join("\r\n")
     )

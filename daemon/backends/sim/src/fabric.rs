@@ -71,7 +71,7 @@ impl Fabric {
         let by_lid = endpoint.gid == Gid::default();
         let has_address = |hca: &Arc<HcaCore>| {
             hca.port(endpoint.port_num).is_some_and(|port| match by_lid {
-                true => endpoint.lid != 0 && port.lid == endpoint.lid,
+                true => endpoint.lid != 0 && port.lid() == endpoint.lid,
                 false => port.has_gid(endpoint.gid),
             })
         };

@@ -21,8 +21,8 @@ const ETHERNET_MTU_BYTES: u32 = 1024;
 const DEFAULT_RATE_GBPS: f64 = 100.0;
 
 impl SimSpec {
-    /// The devices of a host: every GPU, and every RDMA device but socket transports. Active InfiniBand ports
-    /// get LIDs in order, as a subnet manager gives them.
+    /// The devices of a host: every GPU, and every RDMA device but socket transports. InfiniBand ports
+    /// get LIDs in order, which hold once they are active.
     ///
     /// # Errors
     /// `NoAddress` for a GPU without PCI address (a host read from a level matrix).
@@ -87,7 +87,7 @@ fn simulated_port(hca: &model::Hca, port: &model::Port, next_lid: &mut u16) -> S
         model::LinkLayer::Unknown => LinkLayer::Unknown,
     };
     let mut lid = 0;
-    if link_layer == LinkLayer::InfiniBand && state == PortState::Active {
+    if link_layer == LinkLayer::InfiniBand {
         lid = *next_lid;
         *next_lid = next_lid.saturating_add(1);
     }

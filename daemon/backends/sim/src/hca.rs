@@ -31,8 +31,9 @@ const MAX_QUEUE_PAIRS: usize = 1 << 17;
 /// One port.
 pub(crate) struct Port {
     pub(crate) spec: SimPort,
-    pub(crate) lid: u16,
     active: AtomicBool,
+    /// Whether a subnet manager has seen it: an InfiniBand port has no LID before.
+    was_active: AtomicBool,
     gids: RwLock<Vec<GidEntry>>,
     /// Counts changes of `gids`: an address handle of an older epoch reaches nobody.
     epoch: AtomicU32,
@@ -40,14 +41,24 @@ pub(crate) struct Port {
 
 impl Port {
     fn new(spec: SimPort) -> Self {
-        let active = AtomicBool::new(spec.state == PortState::Active);
-        let gids = RwLock::new(spec.gids.clone());
-        Self { lid: spec.lid, spec, active, gids, epoch: AtomicU32::new(0) }
+        let is_active = spec.state == PortState::Active;
+        Self {
+            gids: RwLock::new(spec.gids.clone()),
+            spec,
+            active: AtomicBool::new(is_active),
+            was_active: AtomicBool::new(is_active),
+            epoch: AtomicU32::new(0),
+        }
     }
 
     /// Whether packets pass to or from an address of `epoch`.
     pub(crate) fn passes(&self, epoch: u32) -> bool {
         self.active.load(Ordering::Acquire) && self.epoch.load(Ordering::Acquire) == epoch
+    }
+
+    /// LID, 0 while there is none.
+    pub(crate) fn lid(&self) -> u16 {
+        if self.was_active.load(Ordering::Acquire) { self.spec.lid } else { 0 }
     }
 
     pub(crate) fn epoch(&self) -> u32 {
@@ -177,6 +188,9 @@ impl HcaCore {
 
     pub(crate) fn set_link(&self, port_num: u8, active: bool) {
         let Some(port) = self.port(port_num) else { return };
+        if active {
+            port.was_active.store(true, Ordering::Release);
+        }
         if port.active.swap(active, Ordering::AcqRel) != active {
             self.raise(match active {
                 true => HcaEvent::PortActive { port_num },
@@ -299,7 +313,7 @@ impl Hca for HcaHandle {
             state: port.state(),
             link_layer: port.spec.link_layer,
             rate_gbps: port.spec.rate_gbps,
-            lid: port.lid,
+            lid: port.lid(),
             mtu_bytes: port.spec.mtu_bytes,
             gids: port.gids(),
         };

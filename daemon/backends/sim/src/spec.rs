@@ -49,7 +49,7 @@ pub struct SimPort {
     pub link_layer: LinkLayer,
     /// Rate in Gbit/s; told, not enforced.
     pub rate_gbps: f64,
-    /// LID, 0 on Ethernet.
+    /// LID that it has once it is active, 0 on Ethernet.
     pub lid: u16,
     /// Path MTU, bytes.
     pub mtu_bytes: u32,

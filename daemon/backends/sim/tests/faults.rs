@@ -250,6 +250,18 @@ fn a_device_that_dies_wakes_who_sleeps_on_its_queues() {
 }
 
 #[test]
+fn work_that_waits_on_a_device_dies_with_it() {
+    let host = patient_host();
+    let (mut a, mut b) = pair(&host);
+    a.fill(0, &[0xff; 8]);
+    a.send(a.message(1));
+    host.inject_text("hca mlx5_0: fatal").unwrap();
+    b.receive(2);
+    assert_eq!(b.completed(), [], "a dead device sends nothing");
+    assert_eq!(b.content(4096, 8), [0; 8]);
+}
+
+#[test]
 fn slow_completions_come_later_in_order_and_wake_a_sleeper() {
     let host = patient_host();
     let (mut a, b) = pair(&host);
@@ -377,4 +389,46 @@ fn the_timer_ends_with_its_host() {
     a.send(write);
     // Joins the timer thread, which has an hour to wait.
     drop((host, a, b));
+}
+
+#[test]
+fn an_infiniband_port_has_no_lid_before_it_was_active() {
+    let mut spec = spec();
+    for (lid, hca) in (7..).zip(&mut spec.hcas) {
+        hca.ports[0].link_layer = gdrd_hal::LinkLayer::InfiniBand;
+        hca.ports[0].lid = lid;
+    }
+    spec.hcas[1].ports[0].state = PortState::Init;
+    let host = SimHost::new(spec).unwrap();
+    let (mut a, b) = ends(&host);
+    assert!(matches!(b.control.endpoint(), Err(HcaError::Invalid { .. })));
+    let port = |end: &support::End| end.hca.ports().unwrap().remove(0);
+    assert_eq!((port(&b).state, port(&b).lid), (PortState::Init, 0));
+    host.inject_text("hca mlx5_1: link-up port 1").unwrap();
+    assert_eq!((port(&b).state, port(&b).lid), (PortState::Active, 8));
+    let at_b = b.control.endpoint().unwrap();
+    assert_eq!((at_b.lid, at_b.gid), (8, Gid::default()), "LIDs address, GIDs do not");
+    connect(&a, &b);
+    connect(&b, &a);
+    let write = a.write(1, &b, 0, 8);
+    a.send(write);
+    assert_eq!(a.next(), (1, SUCCESS));
+}
+
+#[test]
+fn nobody_at_a_lid_is_told_by_silence_only() {
+    let mut spec = spec();
+    for (lid, hca) in (7..).zip(&mut spec.hcas) {
+        hca.ports[0].link_layer = gdrd_hal::LinkLayer::InfiniBand;
+        hca.ports[0].lid = lid;
+    }
+    let timing = Timing { retry_exceeded: Duration::from_millis(1), receiver_not_ready: None };
+    let host = SimHost::with_options(spec, SimOptions { timing, ..SimOptions::default() }).unwrap();
+    let (mut a, b) = ends(&host);
+    let mut at = b.control.endpoint().unwrap();
+    at.lid = 99;
+    a.control.connect(&at).unwrap();
+    let write = a.write(1, &b, 0, 8);
+    a.send(write);
+    assert_eq!(a.next(), (1, WorkStatus::RetryExceeded));
 }

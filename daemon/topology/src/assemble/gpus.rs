@@ -46,7 +46,7 @@ const GPU_VENDORS: [u16; 3] = [0x10de, 0x1002, 0x8086];
 
 /// Class 0x0302 of any vendor; the display classes and accelerators only of GPU vendors and behind a
 /// bridge, which leaves out BMC, emulated and CPU-internal displays.
-fn is_gpu(function: &PciFunction, ids: &GpuIds) -> bool {
+pub(crate) fn is_gpu(function: &PciFunction, ids: &GpuIds) -> bool {
     if function.fell_off_the_bus() {
         return false;
     }

@@ -13,15 +13,20 @@ use crate::bdf::Bdf;
 use crate::model::{
     Drive, GpuId, Hca, HcaOrigin, Host, NumaId, NvLink, NvLinkEnd, PciClass, PciFunction, RawHca, RawHost,
 };
+use crate::nccl_xml::NcclTopology;
 use crate::source::SourceKind;
 
 pub use gpus::GpuIds;
+pub(crate) use gpus::is_gpu;
 
 /// What the operator may say about reading a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadOptions {
     /// More PCI ids that count as GPU (`gpu_ids`), such as 1bcf:001c.
     pub gpu_ids: GpuIds,
+    /// NCCL topology to lay over what is read, as NCCL does with NCCL_TOPO_FILE. Inputs that are such a text
+    /// themselves, or that have no addresses, stay as they are.
+    pub nccl_topology: Option<NcclTopology>,
 }
 
 /// Most warnings kept in a model; the rest is counted.
@@ -29,7 +34,12 @@ const MAX_WARNINGS: usize = 200;
 
 /// Builds the model from the facts of one input.
 #[must_use]
-pub fn assemble(raw: RawHost, options: &ReadOptions) -> Host {
+pub fn assemble(mut raw: RawHost, options: &ReadOptions) -> Host {
+    if let Some(topology) = options.nccl_topology.as_ref().filter(|_| raw.source != SourceKind::NcclXml)
+        && !raw.functions.is_empty()
+    {
+        topology.lay_over(&mut raw);
+    }
     let mut warnings = raw.warnings;
     let functions = tree::place(raw.functions, &mut warnings);
     let mut numa_nodes = raw.numa_nodes;

@@ -109,6 +109,19 @@ impl Host {
         std::iter::successors(self.function(bdf).and_then(above), move |f| above(f)).take(MAX_BRIDGE_DEPTH)
     }
 
+    /// Whether both hosts have the same devices at the same places in the same state. What changes by itself
+    /// from reading to reading (the speed a link happens to run at, warnings) is left aside.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        let steady = |host: &Self| {
+            let mut host = host.clone();
+            host.functions.iter_mut().for_each(|function| function.link.current = None);
+            host.warnings.clear();
+            host
+        };
+        self == other || steady(self) == steady(other)
+    }
+
     /// The only NUMA node with CPUs, if there is exactly one: every device is on it.
     #[must_use]
     pub fn sole_numa_node(&self) -> Option<NumaId> {

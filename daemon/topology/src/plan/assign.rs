@@ -38,9 +38,9 @@ pub(super) struct Problem {
     pub(super) edges: Vec<Vec<Option<Edge>>>,
 }
 
-/// Most matrix cells solved exactly; beyond it (hundreds of GPUs that all compete for the same hundreds of
-/// NICs, as no host has) each GPU in turn takes what is best then.
-const MAX_EXACT_CELLS: usize = 1 << 19;
+/// Most steps (GPUs² × columns) of an exact solution; beyond it (hundreds of GPUs that all compete for the same
+/// hundreds of NICs, as no host has) each GPU in turn takes what is best then.
+const MAX_EXACT_STEPS: usize = 1 << 26;
 /// Bits that packed costs may take, so that sums of them stay far from overflow.
 const MAX_COST_BITS: u32 = 100;
 /// Time units that stand for one Mbit/s: bandwidth counts as the time one byte takes, which adds up.
@@ -148,7 +148,7 @@ impl Problem {
 
     /// The least sum of costs, compared field by field; `None` if the group is too large.
     fn exact(&self, rows: &[usize], columns: &[Column]) -> Option<Vec<Option<usize>>> {
-        if rows.len().checked_mul(columns.len())? > MAX_EXACT_CELLS {
+        if rows.len().checked_mul(rows.len())?.checked_mul(columns.len())? > MAX_EXACT_STEPS {
             return None;
         }
         let costs: Vec<Vec<Option<Cost>>> =

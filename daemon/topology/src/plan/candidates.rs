@@ -126,14 +126,13 @@ impl Candidates {
         nearest.into_iter().map(|(_, _, id)| id).collect()
     }
 
-    /// HCAs that are the nearest of some GPU when all links are up, in rail order.
+    /// HCAs that carry rails, in their order: the nearest of some GPU when all links are up, without those
+    /// that come after their equals.
     pub(super) fn compute_nics(&self) -> Vec<HcaId> {
         let gpus = (0..self.nearness.len()).map(GpuId);
-        let mut nics: Vec<HcaId> =
-            gpus.flat_map(|gpu| self.nearest(gpu, |_, nic| nic.exclusion.is_none() || nic.is_transient)).collect();
-        nics.sort_by_key(|id| self.nic(*id).map(|nic| nic.order));
-        nics.dedup();
-        nics
+        let may = |nic: &Candidate| nic.exclusion.is_none() || nic.is_transient;
+        let nics = gpus.flat_map(|gpu| self.nearest(gpu, |_, nic| may(nic)));
+        nics.filter(|id| self.nic(*id).is_some_and(|nic| !nic.demotion.is_apart())).collect()
     }
 }
 

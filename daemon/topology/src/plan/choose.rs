@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::bdf::Bdf;
 use crate::model::{GpuId, HcaId, Host};
 use crate::plan::assign::{Edge, Problem, Slot};
-use crate::plan::candidates::Candidates;
+use crate::plan::candidates::{Candidates, Nearness};
 use crate::plan::{PlanOptions, mbps};
 
 /// NICs of each GPU.
@@ -78,6 +79,12 @@ struct Rounds<'a> {
     host: &'a Host,
     candidates: &'a Candidates,
     rows: Vec<Row>,
+    /// By HCA: how near it is to the GPU it is nearest to.
+    nearest_gpu: Vec<Option<Nearness>>,
+    /// By HCA: what it has to share out, the least over the GPUs it is nearest to.
+    slot_mbps: Vec<u64>,
+    /// By HCA: a number for its card; HCAs without one are cards of their own.
+    cards: Vec<usize>,
     /// Mbit/s assumed of NICs whose rate is not known.
     usual_mbps: u64,
     deepest: u64,
@@ -103,13 +110,35 @@ impl<'a> Rounds<'a> {
         place_shares(&mut rows);
         let known = host.hcas.iter().filter_map(|hca| hca.rate_gbps()).max_by(f64::total_cmp);
         let depths = host.functions.iter().filter(|f| f.is_bridge()).map(|f| host.bridges_above(f.bdf).count() + 1);
-        Self {
+        let mut rounds = Self {
             host,
             candidates,
+            nearest_gpu: vec![None; host.hcas.len()],
+            slot_mbps: Vec::new(),
+            cards: cards(host),
             rows,
             usual_mbps: mbps(known.unwrap_or(UNKNOWN_GBPS)),
             deepest: depths.max().map_or(0, widen),
+        };
+        rounds.look_from_nics();
+        rounds
+    }
+
+    /// Fills what is known by HCA, once for all rounds.
+    fn look_from_nics(&mut self) {
+        let mut least: Vec<Option<u64>> = vec![None; self.host.hcas.len()];
+        for row in &self.rows {
+            for nic in &row.nearest {
+                let (near, rate) = (self.candidates.nearness(row.gpu, *nic), self.mbps(row.gpu, *nic));
+                if let Some(known) = self.nearest_gpu.get_mut(nic.0) {
+                    *known = [*known, near].into_iter().flatten().min();
+                }
+                if let Some(known) = least.get_mut(nic.0) {
+                    *known = Some(known.map_or(rate, |known| known.min(rate)));
+                }
+            }
         }
+        self.slot_mbps = least.into_iter().map(|rate| rate.unwrap_or(self.usual_mbps)).collect();
     }
 
     /// One NIC for every GPU, shared only where there is no other way or sharing gives more.
@@ -165,16 +194,13 @@ impl<'a> Rounds<'a> {
     }
 
     fn is_owner(&self, row: &Row, nic: HcaId) -> bool {
-        let own = self.candidates.nearness(row.gpu, nic);
-        let others = self.rows.iter().filter(|other| other.nearest.contains(&nic));
-        others.map(|other| self.candidates.nearness(other.gpu, nic)).all(|other| own <= other)
+        self.candidates.nearness(row.gpu, nic) == self.nearest_gpu.get(nic.0).copied().flatten()
     }
 
     fn problem(&self, choice: &Choice, allows: impl Fn(&Row, HcaId) -> bool, round: usize) -> Problem {
-        let cards = self.cards();
         let slots = self.host.hcas.iter().enumerate().map(|(place, _)| Slot {
-            card: cards.get(place).copied().unwrap_or(place),
-            mbps: self.slot_mbps(HcaId(place)),
+            card: self.cards.get(place).copied().unwrap_or(place),
+            mbps: self.slot_mbps.get(place).copied().unwrap_or(self.usual_mbps),
             demotion: self.candidates.nics.get(place).map_or(0, |nic| nic.demotion.weight()),
             load: choice.load(HcaId(place)),
         });
@@ -205,20 +231,6 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// A number for each card, by place of the HCA; HCAs without one are cards of their own.
-    fn cards(&self) -> Vec<usize> {
-        let hcas = &self.host.hcas;
-        let first = |place: usize, card| hcas.iter().position(|other| other.card == card).unwrap_or(place);
-        let numbered = hcas.iter().enumerate();
-        numbered.map(|(place, hca)| hca.card.map_or(place, |card| first(place, Some(card)))).collect()
-    }
-
-    /// What a NIC has to share out: the least over the GPUs it is nearest to.
-    fn slot_mbps(&self, nic: HcaId) -> u64 {
-        let users = self.rows.iter().filter(|row| row.nearest.contains(&nic));
-        users.map(|row| self.mbps(row.gpu, nic)).min().unwrap_or(self.usual_mbps)
-    }
-
     fn mbps(&self, gpu: GpuId, nic: HcaId) -> u64 {
         let has_rate = self.host.hca(nic).is_some_and(|hca| hca.rate_gbps().is_some());
         let known = self.host.nic_side_gbps(gpu, nic).map(mbps);
@@ -228,6 +240,13 @@ impl<'a> Rounds<'a> {
             (None, _) => self.usual_mbps,
         }
     }
+}
+
+/// A number for the card of each HCA.
+fn cards(host: &Host) -> Vec<usize> {
+    let mut first: BTreeMap<Bdf, usize> = BTreeMap::new();
+    let numbered = host.hcas.iter().enumerate();
+    numbered.map(|(place, hca)| hca.card.map_or(place, |card| *first.entry(card).or_insert(place))).collect()
 }
 
 /// GPUs with the same nearest NICs take blocks of these in order: the first block the first GPU.

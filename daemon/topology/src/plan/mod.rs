@@ -96,6 +96,17 @@ struct Pairing<'a> {
     rails: BTreeMap<HcaId, u32>,
 }
 
+/// Rail of each NIC that has one: its place among the compute NICs in PCI order, or the operator's label.
+/// NICs that are given in spite of coming after their equals are compute NICs too.
+fn rails(host: &Host, options: &PlanOptions, candidates: &Candidates, choice: &Choice) -> BTreeMap<HcaId, u32> {
+    let given = (0..host.hcas.len()).map(HcaId).filter(|nic| choice.users(*nic).next().is_some());
+    let mut nics: Vec<HcaId> = candidates.compute_nics().into_iter().chain(given).collect();
+    nics.sort_unstable();
+    nics.dedup();
+    let label = |nic: HcaId| host.hca(nic).and_then(|hca| options.rails.get(&hca.name)).copied();
+    nics.into_iter().zip(0..).map(|(nic, place)| (nic, label(nic).unwrap_or(place))).collect()
+}
+
 /// Rates as whole Mbit/s, to compare and to count with; never 0.
 fn mbps(gbps: f64) -> u64 {
     // Bounded on both sides first, so the conversion cannot lose the value.
@@ -109,10 +120,7 @@ impl<'a> Pairing<'a> {
     fn of(host: &'a Host, options: &'a PlanOptions, kept: &BTreeMap<GpuId, Vec<HcaId>>) -> Self {
         let candidates = Candidates::of(host, options);
         let choice = Choice::make(host, options, &candidates, kept);
-        let rails = candidates.compute_nics().into_iter().zip(0..);
-        let rails = rails
-            .map(|(id, rail)| (id, host.hca(id).and_then(|hca| options.rails.get(&hca.name)).copied().unwrap_or(rail)));
-        let rails = rails.collect();
+        let rails = rails(host, options, &candidates, &choice);
         Self { host, options, candidates, choice, rails }
     }
 

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use crate::bdf::Bdf;
+use crate::profile::word::decode;
 
 /// What is wrong with a line of a profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +39,16 @@ impl<'a> Line<'a> {
     pub(super) fn word(&mut self, what: &str) -> Result<&'a str, String> {
         let is_positional = self.words.front().is_some_and(|word| !word.contains('='));
         self.words.pop_front().filter(|_| is_positional).ok_or_else(|| format!("`{}` wants {what}", self.keyword))
+    }
+
+    /// The next positional word as a name.
+    pub(super) fn name(&mut self, what: &str) -> Result<String, String> {
+        decode(self.word(what)?)
+    }
+
+    /// The value of `key=value` as a name.
+    pub(super) fn take_name(&mut self, key: &str) -> Result<Option<String>, String> {
+        self.take(key).map(decode).transpose()
     }
 
     /// The next positional word, parsed.

@@ -5,6 +5,7 @@
 
 mod line;
 mod parse;
+mod word;
 mod write;
 
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ macro_rules! builtin {
     };
 }
 
-builtin!["dgx-a100", "two-socket-2gpu"];
+builtin!["dgx-a100", "two-socket-2gpu", "gb200", "aws-p5en", "flat-vm"];
 
 /// Names of the built-in profiles.
 #[must_use]

@@ -73,7 +73,7 @@ impl Reader {
             return Err(format!("a host profile begins with `{MAGIC} {VERSION}`"));
         }
         match line.keyword() {
-            "name" => self.raw.name = Some(line.word("a name")?.to_owned()),
+            "name" => self.raw.name = Some(line.name("a name")?),
             "about" => drop(line.rest()),
             "numa" => self.numa(&mut line)?,
             "root" => self.root(&mut line)?,
@@ -83,7 +83,7 @@ impl Reader {
             "port" => self.port(&mut line)?,
             "gid" => self.gid(&mut line)?,
             "no-class-infiniband" => self.has_rdma_class = false,
-            "module" => self.raw.peer_memory_modules.push(line.word("a module")?.to_owned()),
+            "module" => self.raw.peer_memory_modules.push(line.name("a module")?),
             "net" => self.net(&mut line)?,
             "drive" => self.drive(&mut line)?,
             "nvlink" => self.nvlink(&mut line)?,
@@ -103,7 +103,7 @@ impl Reader {
             .filter(|word| !word.is_empty())
             .map(|word| word.parse().map_err(|_| format!("`{word}` is no NUMA distance")))
             .collect::<Result<_, String>>()?;
-        let cpus = line.take("cpus").map(str::to_owned);
+        let cpus = line.take_name("cpus")?;
         self.raw.numa_nodes.push(NumaNode {
             id,
             has_cpus: cpus.as_ref().is_none_or(|cpus| !cpus.is_empty()),
@@ -124,14 +124,18 @@ impl Reader {
     fn pci(&mut self, line: &mut Line<'_>) -> Result<(), String> {
         let bdf: Bdf = line.parsed("PCI address (DDDD:BB:DD.F)")?;
         let mut function = PciFunction::new(bdf, SOURCE);
-        let (vendor, device) = ids(line.word("ids (VVVV:DDDD)")?)?;
-        function.vendor = Some(vendor);
-        function.device = Some(device);
-        function.class = Some(PciClass(hex(line.word("class (CCCCCC)")?, 6)?));
+        (function.vendor, function.device) = match line.word("ids (VVVV:DDDD or `-`)")? {
+            "-" => (None, None),
+            word => ids(word).map(|(vendor, device)| (Some(vendor), Some(device)))?,
+        };
+        function.class = match line.word("class (CCCCCC or `-`)")? {
+            "-" => None,
+            word => Some(PciClass(hex(word, 6)?)),
+        };
         function.upstream = upstream(line.word("parent (bridge, root bus or `?`)")?)?;
         function.link = link(line.word("link (GT/s x lanes, or `-`)")?)?;
         function.numa = numa(line)?.flatten().map(|numa| Sourced::new(numa, SOURCE));
-        function.driver = line.take("driver").map(str::to_owned);
+        function.driver = line.take_name("driver")?;
         function.subsystem = line.take("sub").map(ids).transpose()?;
         function.physical_function = line.take_parsed("physfn")?;
         self.raw.functions.push(function);
@@ -141,22 +145,25 @@ impl Reader {
     fn gpu(&mut self, line: &mut Line<'_>) -> Result<(), String> {
         let facts = GpuFacts {
             bdf: line.parsed("PCI address (DDDD:BB:DD.F)")?,
-            uuid: line.take("uuid").map(str::to_owned),
+            uuid: line.take_name("uuid")?,
             memory_bytes: line.take("memory").map(bytes).transpose()?,
             device_node: line.take("dev").map(device_node).transpose()?,
         };
+        if line.flag("stated") {
+            self.raw.stated_gpus.push(facts.bdf);
+        }
         self.raw.gpus.push(facts);
         Ok(())
     }
 
     fn hca(&mut self, line: &mut Line<'_>) -> Result<(), String> {
-        let name = line.word("a name")?.to_owned();
+        let name = line.name("a name")?;
         let hca = RawHca {
             name: name.clone(),
             bdf: line.bdf_or_none()?,
             data_direct: line.take_parsed("data_direct")?,
-            sub_function: line.take("sf").map(str::to_owned),
-            parent_netdev: line.take("parent").map(str::to_owned),
+            sub_function: line.take_name("sf")?,
+            parent_netdev: line.take_name("parent")?,
             node_guid: line.take("node_guid").map(guid).transpose()?,
             sys_image_guid: line.take("sys_image_guid").map(guid).transpose()?,
             ..RawHca::default()
@@ -169,7 +176,7 @@ impl Reader {
     }
 
     fn port(&mut self, line: &mut Line<'_>) -> Result<(), String> {
-        let name = line.word("an hca")?;
+        let name = line.name("an hca")?;
         let port = Port {
             port_num: line.parsed("port number (1-255)")?,
             state: PortState::parse(line.word("a state")?),
@@ -177,7 +184,7 @@ impl Reader {
             rate_gbps: rate(line.word("a rate in Gbit/s or `-`")?)?,
             gids: Vec::new(),
         };
-        let hca = self.hca_named(name)?;
+        let hca = self.hca_named(&name)?;
         if hca.ports.iter().any(|known| known.port_num == port.port_num) || port.port_num == 0 {
             return Err(format!("port {} of `{name}` is 0 or described twice", port.port_num));
         }
@@ -186,7 +193,7 @@ impl Reader {
     }
 
     fn gid(&mut self, line: &mut Line<'_>) -> Result<(), String> {
-        let name = line.word("an hca")?;
+        let name = line.name("an hca")?;
         let port_num: u8 = line.parsed("port number")?;
         let gid_index = line.parsed("GID index")?;
         let gid: Ipv6Addr = line.parsed("GID")?;
@@ -196,8 +203,8 @@ impl Reader {
             Some("v2") => Some(GidKind::RoceV2),
             Some(other) => return Err(format!("type=`{other}`: want v1 or v2")),
         };
-        let netdev = line.take("netdev").map(str::to_owned);
-        let hca = self.hca_named(name)?;
+        let netdev = line.take_name("netdev")?;
+        let hca = self.hca_named(&name)?;
         let port = hca.ports.iter_mut().find(|port| port.port_num == port_num);
         let port = port.ok_or_else(|| format!("`{name}` has no port {port_num} so far"))?;
         port.gids.push(Gid { gid_index, gid, kind, netdev });
@@ -211,9 +218,9 @@ impl Reader {
 
     fn net(&mut self, line: &mut Line<'_>) -> Result<(), String> {
         let netdev = Netdev {
-            name: line.word("a name")?.to_owned(),
+            name: line.name("a name")?,
             bdf: line.bdf_or_none()?,
-            master: line.take("master").map(str::to_owned),
+            master: line.take_name("master")?,
             is_bond: line.flag("bond"),
             has_default_route: line.flag("default-route"),
             source: SOURCE,
@@ -224,10 +231,10 @@ impl Reader {
 
     fn drive(&mut self, line: &mut Line<'_>) -> Result<(), String> {
         let drive = Drive {
-            name: line.word("a name")?.to_owned(),
+            name: line.name("a name")?,
             bdf: line.bdf_or_none()?,
             numa: None,
-            transport: line.take("transport").map(str::to_owned),
+            transport: line.take_name("transport")?,
             source: SOURCE,
         };
         self.raw.drives.push(drive);

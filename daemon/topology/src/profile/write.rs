@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::assemble::{GpuIds, is_gpu};
 use crate::bdf::{Bdf, RootBus};
 use crate::guid;
 use crate::link::{Link, LinkRate};
 use crate::model::{Gid, GidKind, Gpu, Hca, HcaOrigin, Host, NumaId, NvLinkEnd, PciFunction, Upstream};
+use crate::profile::word::encode;
 use crate::profile::{MAGIC, VERSION};
 
 /// Writes a host as a profile. Facts that the format has no word for (warnings, sources, levels stated
@@ -22,12 +24,12 @@ pub fn render(host: &Host) -> String {
 fn write_all(out: &mut String, host: &Host) -> std::fmt::Result {
     writeln!(out, "{MAGIC} {VERSION}")?;
     if let Some(name) = &host.name {
-        writeln!(out, "name {name}")?;
+        writeln!(out, "name {}", encode(name))?;
     }
     for node in &host.numa_nodes {
         write!(out, "numa {}", node.id)?;
         if let Some(cpus) = &node.cpus {
-            write!(out, " cpus={cpus}")?;
+            write!(out, " cpus={}", encode(cpus))?;
         }
         if !node.distances.is_empty() {
             let distances: Vec<String> = node.distances.iter().map(u16::to_string).collect();
@@ -36,7 +38,7 @@ fn write_all(out: &mut String, host: &Host) -> std::fmt::Result {
         writeln!(out)?;
     }
     for module in &host.peer_memory_modules {
-        writeln!(out, "module {module}")?;
+        writeln!(out, "module {}", encode(module))?;
     }
     let roots = root_numa(host);
     for (root, numa) in &roots {
@@ -46,7 +48,7 @@ fn write_all(out: &mut String, host: &Host) -> std::fmt::Result {
         write_function(out, function, numa_above(host, function, &roots))?;
     }
     for gpu in &host.gpus {
-        write_gpu(out, gpu)?;
+        write_gpu(out, host, gpu)?;
     }
     if host.hcas.iter().any(|hca| hca.origin == HcaOrigin::Assumed) {
         writeln!(out, "no-class-infiniband")?;
@@ -71,6 +73,14 @@ fn root_numa(host: &Host) -> BTreeMap<RootBus, Option<NumaId>> {
     roots
 }
 
+fn name_key(name: &str, value: Option<&str>) -> String {
+    key(name, value.map(encode))
+}
+
+fn or_dash(word: Option<String>) -> String {
+    word.unwrap_or_else(|| "-".to_owned())
+}
+
 fn key(name: &str, value: Option<String>) -> String {
     value.map_or_else(String::new, |value| format!(" {name}={value}"))
 }
@@ -91,22 +101,15 @@ fn write_function(out: &mut String, function: &PciFunction, above: Option<NumaId
         Upstream::Unknown => "?".to_owned(),
     };
     let numa = function.numa_id().filter(|numa| Some(*numa) != above);
-    let id = |id: Option<u16>| id.unwrap_or(0);
-    write!(
-        out,
-        "pci {} {:04x}:{:04x} {:06x} {parent} {}",
-        function.bdf,
-        id(function.vendor),
-        id(function.device),
-        function.class.map_or(0, |class| class.0),
-        link(function.link),
-    )?;
+    let ids = function.vendor.zip(function.device).map(|(vendor, device)| format!("{vendor:04x}:{device:04x}"));
+    let class = function.class.map(|class| format!("{class:?}"));
+    write!(out, "pci {} {} {} {parent} {}", function.bdf, or_dash(ids), or_dash(class), link(function.link))?;
     let subsystem = function.subsystem.map(|(vendor, device)| format!("{vendor:04x}:{device:04x}"));
     writeln!(
         out,
         "{}{}{}{}",
         key("numa", numa.map(|numa| numa.to_string())),
-        key("driver", function.driver.clone()),
+        name_key("driver", function.driver.as_deref()),
         key("sub", subsystem),
         key("physfn", function.physical_function.map(|bdf| bdf.to_string())),
     )
@@ -117,12 +120,15 @@ fn link(link: Link) -> String {
     if link.current == link.max { one(link.current) } else { format!("{}/{}", one(link.current), one(link.max)) }
 }
 
-fn write_gpu(out: &mut String, gpu: &Gpu) -> std::fmt::Result {
+fn write_gpu(out: &mut String, host: &Host, gpu: &Gpu) -> std::fmt::Result {
     let Some(bdf) = gpu.bdf else { return Ok(()) };
+    // One that the operator's ids made a GPU stays one for whoever reads this without them.
+    let by_rule = host.function(bdf).is_some_and(|function| is_gpu(function, &GpuIds::default()));
     let keys = [
-        key("uuid", gpu.uuid().map(str::to_owned)),
+        name_key("uuid", gpu.uuid()),
         key("memory", gpu.memory_bytes.as_ref().map(|bytes| size(bytes.value))),
         key("dev", gpu.device_node.as_ref().map(|node| node.value.to_string())),
+        if by_rule { String::new() } else { " stated".to_owned() },
     ]
     .concat();
     if keys.is_empty() {
@@ -139,26 +145,26 @@ fn size(bytes: u64) -> String {
 
 fn write_hca(out: &mut String, hca: &Hca) -> std::fmt::Result {
     let parent = match &hca.origin {
-        HcaOrigin::Soft { netdev } => netdev.clone(),
+        HcaOrigin::Soft { netdev } => netdev.as_deref(),
         _ => None,
     };
     let is_soft = matches!(hca.origin, HcaOrigin::Soft { .. });
+    let name = encode(&hca.name);
     writeln!(
         out,
-        "hca {} {}{}{}{}{}{}",
-        hca.name,
+        "hca {name} {}{}{}{}{}{}",
         dash(hca.bdf.filter(|_| !is_soft)),
         key("data_direct", hca.data_direct.map(|bdf| bdf.to_string())),
-        key("sf", hca.sub_function.clone()),
-        key("parent", parent),
+        name_key("sf", hca.sub_function.as_deref()),
+        name_key("parent", parent),
         key("node_guid", hca.node_guid.map(guid::print)),
         key("sys_image_guid", hca.sys_image_guid.map(guid::print)),
     )?;
     for port in &hca.ports {
         let rate = port.rate_gbps.map_or_else(|| "-".to_owned(), |rate| rate.to_string());
-        writeln!(out, "port {} {} {} {} {rate}", hca.name, port.port_num, port.state, port.link_layer)?;
+        writeln!(out, "port {name} {} {} {} {rate}", port.port_num, port.state, port.link_layer)?;
         for gid in &port.gids {
-            write_gid(out, &hca.name, port.port_num, gid)?;
+            write_gid(out, &name, port.port_num, gid)?;
         }
     }
     Ok(())
@@ -175,7 +181,7 @@ fn write_gid(out: &mut String, hca: &str, port_num: u8, gid: &Gid) -> std::fmt::
         gid.gid_index,
         gid.gid,
         key("type", kind),
-        key("netdev", gid.netdev.clone()),
+        name_key("netdev", gid.netdev.as_deref()),
     )
 }
 
@@ -184,9 +190,9 @@ fn write_rest(out: &mut String, host: &Host) -> std::fmt::Result {
         writeln!(
             out,
             "net {} {}{}{}{}",
-            netdev.name,
+            encode(&netdev.name),
             dash(netdev.bdf),
-            key("master", netdev.master.clone()),
+            name_key("master", netdev.master.as_deref()),
             if netdev.is_bond { " bond" } else { "" },
             if netdev.has_default_route { " default-route" } else { "" },
         )?;
@@ -194,8 +200,8 @@ fn write_rest(out: &mut String, host: &Host) -> std::fmt::Result {
     for drive in &host.drives {
         // Drives named by their address come from the class code and need no line.
         if drive.bdf.is_none_or(|bdf| bdf.to_string() != drive.name) {
-            let transport = key("transport", drive.transport.clone());
-            writeln!(out, "drive {} {}{transport}", drive.name, dash(drive.bdf))?;
+            let transport = name_key("transport", drive.transport.as_deref());
+            writeln!(out, "drive {} {}{transport}", encode(&drive.name), dash(drive.bdf))?;
         }
     }
     for link in &host.nvlinks {

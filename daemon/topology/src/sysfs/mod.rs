@@ -3,7 +3,10 @@
 //! Lists facts only; conclusions are [`crate::assemble`]'s. Nothing outside the root is opened, every read is
 //! bounded, and what cannot be read becomes a warning that names its path.
 
+pub(crate) mod archive;
 pub mod build;
+mod disk;
+mod memory;
 mod others;
 mod pci;
 mod place;
@@ -24,14 +27,18 @@ use tree::Tree;
 /// # Errors
 /// The root cannot be opened, holds no sysfs tree, or a folder has more entries than any host.
 pub fn read(root: &Path, source: SourceKind) -> Result<RawHost, TopologyError> {
-    let tree = Tree::open(root)?;
+    facts(&Tree::open(root)?, source)
+}
+
+/// Lists the facts of a tree.
+fn facts(tree: &Tree, source: SourceKind) -> Result<RawHost, TopologyError> {
     let mut raw = RawHost::new(source);
-    raw.numa_nodes = others::numa_nodes(&tree);
-    raw.functions = pci::read(&tree, source)?;
-    raw.hcas = rdma::read(&tree)?;
-    raw.netdevs = others::netdevs(&tree, source);
-    raw.drives = others::drives(&tree, source);
-    raw.peer_memory_modules = others::peer_memory_modules(&tree);
+    raw.numa_nodes = others::numa_nodes(tree);
+    raw.functions = pci::read(tree, source)?;
+    raw.hcas = rdma::read(tree)?;
+    raw.netdevs = others::netdevs(tree, source);
+    raw.drives = others::drives(tree, source);
+    raw.peer_memory_modules = others::peer_memory_modules(tree);
     raw.warnings = tree.take_warnings();
     Ok(raw)
 }

@@ -81,8 +81,10 @@ pub(super) fn device_path(tree: &Tree, entry: &str) -> Option<String> {
 fn function(tree: &Tree, step: Step, source: SourceKind) -> PciFunction {
     let at = |name: &str| format!("{}/{name}", step.path);
     let uevent = Uevent::read(tree, &at("uevent"));
+    // The kernel writes these lines together: what a uevent with ids leaves out is not there.
+    let is_whole = uevent.ids.is_some();
     let id = |given: Option<u32>, file: &str| {
-        let id = given.or_else(|| hex(tree, &at(file)))?;
+        let id = given.or_else(|| if is_whole { None } else { hex(tree, &at(file)) })?;
         u16::try_from(id).ok()
     };
     let (vendor, device) = uevent.ids.unzip();

@@ -1,32 +1,36 @@
-//! Bounded, contained access to a folder that holds `sys/` (and perhaps `proc/`).
+//! Bounded, contained access to a tree that holds `sys/` (and perhaps `proc/`), on disk or in memory.
 //!
 //! Nothing outside the root is ever opened, whatever links the tree holds; every read and listing has a
 //! bound. Paths are relative to the root. Knows nothing of what the files mean.
 
 use std::cell::RefCell;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
-use rustix::io::Errno;
-
 use crate::error::TopologyError;
+use crate::sysfs::disk::Disk;
+use crate::sysfs::memory::Memory;
 
 /// Most bytes read of one attribute: sysfs gives at most a page.
-const MAX_FILE_BYTES: usize = 4096;
+pub(super) const MAX_FILE_BYTES: usize = 4096;
 /// Most bytes read of a table in `/proc`.
-const MAX_TABLE_BYTES: usize = 65_536;
+pub(super) const MAX_TABLE_BYTES: usize = 65_536;
+/// Most warnings kept of one tree.
+const MAX_WARNINGS: usize = 1024;
 /// Most entries of one folder.
 pub(super) const MAX_ENTRIES: usize = 65_536;
-/// Most links followed on one path where the kernel cannot be asked to stay inside.
-const MAX_LINKS: usize = 40;
+
+/// Where the files are.
+#[derive(Debug)]
+enum Files {
+    Disk(Disk),
+    Memory(Memory),
+}
 
 /// A folder that holds `sys/`, opened once.
 #[derive(Debug)]
 pub(super) struct Tree {
-    root: OwnedFd,
+    files: Files,
     path: PathBuf,
     warnings: RefCell<Vec<String>>,
 }
@@ -37,17 +41,26 @@ impl Tree {
         let holds = |folder: &str| path.join(folder).is_dir();
         let is_sys = !holds("sys") && (holds("bus") || holds("class") || holds("devices"));
         let parent = if is_sys { parent_of(path)? } else { path.to_owned() };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::openat(CWD, &parent, flags, Mode::empty())
-            .map_err(|errno| TopologyError::Read { path: parent.clone(), source: errno.into() })?;
-        let tree = Self { root, path: parent, warnings: RefCell::default() };
+        let disk = Disk::open(&parent).map_err(|source| TopologyError::Read { path: parent.clone(), source })?;
+        let tree = Self { files: Files::Disk(disk), path: parent, warnings: RefCell::default() };
         let is_sysfs = ["sys/bus", "sys/class", "sys/devices"].iter().any(|folder| tree.is_dir(folder));
         if is_sysfs { Ok(tree) } else { Err(TopologyError::NotSysfs { path: path.to_owned() }) }
     }
 
+    /// A tree in memory, named by the file it came from.
+    pub(super) fn in_memory(mut memory: Memory, path: &Path) -> Result<Self, TopologyError> {
+        if !memory.settle_root() {
+            return Err(TopologyError::NotSysfs { path: path.to_owned() });
+        }
+        Ok(Self { files: Files::Memory(memory), path: path.to_owned(), warnings: RefCell::default() })
+    }
+
     /// Records what could not be read.
     pub(super) fn warn(&self, path: &str, why: impl std::fmt::Display) {
-        self.warnings.borrow_mut().push(format!("{path}: {why}"));
+        let mut warnings = self.warnings.borrow_mut();
+        if warnings.len() < MAX_WARNINGS {
+            warnings.push(format!("{path}: {why}"));
+        }
     }
 
     pub(super) fn take_warnings(&self) -> Vec<String> {
@@ -97,39 +110,32 @@ impl Tree {
 
     /// The first `limit` bytes of a regular file.
     fn bytes(&self, path: &str, limit: usize) -> io::Result<Vec<u8>> {
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = self.open_at(path, flags)?;
-        // A captured tree may hold fifos and device nodes: never read those.
-        if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
-            return Err(io::Error::other("is no regular file"));
+        match &self.files {
+            Files::Disk(disk) => disk.bytes(path, limit),
+            Files::Memory(memory) => memory.bytes(path, limit),
         }
-        let mut bytes = Vec::with_capacity(128);
-        File::from(file).take(u64::try_from(limit).unwrap_or(u64::MAX)).read_to_end(&mut bytes)?;
-        Ok(bytes)
     }
 
     /// Names in a folder, sorted. A missing folder is `None`. Names that are no text are left out with a
     /// warning; more than [`MAX_ENTRIES`] is an error.
     pub(super) fn list(&self, path: &str) -> Result<Option<Vec<String>>, TopologyError> {
         let failed = |source: io::Error| TopologyError::Read { path: self.full(path), source };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = match self.open_at(path, flags) {
-            Ok(folder) => folder,
+        let listed = match &self.files {
+            Files::Disk(disk) => disk.names(path, MAX_ENTRIES + 1),
+            Files::Memory(memory) => memory.names(path, MAX_ENTRIES + 1),
+        };
+        let listed = match listed {
+            Ok(listed) if listed.len() > MAX_ENTRIES => {
+                return Err(TopologyError::TooLarge { path: self.full(path), limit: MAX_ENTRIES, unit: "entries" });
+            }
+            Ok(listed) => listed,
             Err(error) if is_missing(&error) => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        let mut names = Vec::new();
-        for entry in Dir::new(folder).map_err(|errno| failed(errno.into()))? {
-            let entry = entry.map_err(|errno| failed(errno.into()))?;
-            match entry.file_name().to_str() {
-                Ok("." | "..") => {}
-                Ok(name) => names.push(name.to_owned()),
-                Err(_) => self.warn(path, "holds a name that is no text, left out"),
-            }
-            if names.len() > MAX_ENTRIES {
-                return Err(TopologyError::TooLarge { path: self.full(path), limit: MAX_ENTRIES, unit: "entries" });
-            }
+        if listed.iter().any(Option::is_none) {
+            self.warn(path, "holds a name that is no text, left out");
         }
+        let mut names: Vec<String> = listed.into_iter().flatten().collect();
         names.sort_unstable();
         Ok(Some(names))
     }
@@ -146,7 +152,10 @@ impl Tree {
 
     /// Whether the path leads to a folder inside the root.
     pub(super) fn is_dir(&self, path: &str) -> bool {
-        self.open_at(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC).is_ok()
+        match &self.files {
+            Files::Disk(disk) => disk.is_dir(path),
+            Files::Memory(memory) => memory.is_dir(path),
+        }
     }
 
     /// Where a link leads, as a path relative to the root. `None` if it is no link; a link out of the root
@@ -167,18 +176,9 @@ impl Tree {
     }
 
     fn raw_link(&self, path: &str) -> io::Result<String> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let link = self.open_at(path, flags)?;
-        let target = rustix::fs::readlinkat(&link, "", Vec::new())?;
-        target.into_string().map_err(|_| io::Error::other("links to a name that is no text"))
-    }
-
-    fn open_at(&self, path: &str, flags: OFlags) -> io::Result<OwnedFd> {
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        match rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve) {
-            Err(Errno::NOSYS | Errno::PERM) => walk(&self.root, path, flags).map_err(io::Error::from),
-            Err(Errno::XDEV) => Err(io::Error::other("links out of the tree, refused")),
-            opened => opened.map_err(io::Error::from),
+        match &self.files {
+            Files::Disk(disk) => disk.link(path),
+            Files::Memory(memory) => memory.link(path),
         }
     }
 }
@@ -216,49 +216,13 @@ fn join(folder: &str, link: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Opens a path part by part without following any link by the kernel, for kernels and sandboxes without
-/// openat2. Links are resolved here, against the root.
-fn walk(root: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-    let step = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut rest: Vec<String> = path.split('/').rev().map(str::to_owned).collect();
-    let mut folders: Vec<OwnedFd> = Vec::new();
-    let mut links = 0;
-    while let Some(part) = rest.pop() {
-        if part.is_empty() || part == "." {
-            continue;
-        }
-        if part == ".." {
-            folders.pop().ok_or(Errno::XDEV)?;
-            continue;
-        }
-        let here = folders.last().unwrap_or(root);
-        let found = rustix::fs::openat(here, part.as_str(), step, Mode::empty())?;
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
-        let is_last = rest.is_empty();
-        if kind == FileType::Symlink && !(is_last && flags.contains(OFlags::NOFOLLOW)) {
-            links += 1;
-            let target = rustix::fs::readlinkat(&found, "", Vec::new())?;
-            let target = target.into_string().map_err(|_| Errno::ILSEQ)?;
-            if links > MAX_LINKS {
-                return Err(Errno::LOOP);
-            }
-            if target.starts_with('/') {
-                return Err(Errno::XDEV);
-            }
-            rest.extend(target.split('/').rev().map(str::to_owned));
-        } else if is_last {
-            // The last part is known to be no link, and NOFOLLOW keeps it so.
-            return rustix::fs::openat(here, part.as_str(), flags | OFlags::NOFOLLOW, Mode::empty());
-        } else {
-            folders.push(found);
-        }
-    }
-    rustix::fs::openat(folders.last().unwrap_or(root), ".", flags, Mode::empty())
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+
+    use std::fs::File;
+
+    use rustix::fs::{CWD, Mode};
 
     use super::*;
 
@@ -270,27 +234,12 @@ mod tests {
         (folder, tree)
     }
 
-    /// Both ways to open must agree, so each case asks both.
-    fn both(tree: &Tree, path: &str) -> [bool; 2] {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        [tree.open_at(path, flags).is_ok(), walk(&tree.root, path, flags).is_ok()]
-    }
-
     #[test]
-    fn links_inside_the_root_are_followed_and_links_out_of_it_are_refused() {
+    fn targets_of_links_are_paths_inside_the_root() {
         let (folder, tree) = tree();
-        let outside = tempfile::tempdir().unwrap();
-        std::fs::write(outside.path().join("secret"), "x").unwrap();
         let at = |name: &str| folder.path().join("sys/devices").join(name);
         symlink("a/../a", at("inside")).unwrap();
-        symlink(outside.path(), at("absolute")).unwrap();
         symlink("../../../../../../../etc", at("upwards")).unwrap();
-        symlink("ring", at("ring")).unwrap();
-        assert_eq!(both(&tree, "sys/devices/inside/value"), [true, true]);
-        assert_eq!(both(&tree, "sys/devices/absolute/secret"), [false, false]);
-        assert_eq!(both(&tree, "sys/devices/upwards/hostname"), [false, false]);
-        assert_eq!(both(&tree, "sys/devices/ring"), [false, false]);
-        assert_eq!(both(&tree, "sys/devices/a/value"), [true, true]);
         assert_eq!(tree.target("sys/devices/inside").as_deref(), Some("sys/devices/a"));
         assert_eq!(tree.target("sys/devices/upwards"), None);
         assert!(tree.take_warnings().iter().any(|warning| warning.contains("sys/devices/upwards")));

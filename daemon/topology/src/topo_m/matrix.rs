@@ -47,6 +47,12 @@ struct RawRow {
     rest: String,
 }
 
+impl RawRow {
+    fn has_x(&self) -> bool {
+        self.levels.iter().any(|word| level(word) == Some(Level::Same))
+    }
+}
+
 /// `GPU` or `NIC` and a number.
 fn numbered(name: &str, kind: &str) -> bool {
     let digits = name.strip_prefix(kind);
@@ -88,6 +94,10 @@ impl Matrix {
                 header_is_open = false;
                 rows.push(row);
             } else if let Some(columns) = header(&line, header_is_open) {
+                // Prose may speak of `GPU1 SYS`, but only rows have an X.
+                if !rows.iter().any(RawRow::has_x) {
+                    rows.clear();
+                }
                 if !rows.is_empty() {
                     matrix.warnings.push("a second matrix in the text is left out".to_owned());
                     break;
@@ -180,15 +190,16 @@ impl Matrix {
     }
 }
 
-/// A device, then levels, then what else the row holds. Words before the device (quoting, log prefixes) are
-/// passed over.
+/// A word that may stand before a row: quoting, a time of day, a log's `[name]`.
+fn is_prefix(word: &str) -> bool {
+    !word.bytes().any(|byte| byte.is_ascii_alphabetic()) || (word.starts_with('[') && word.ends_with(']'))
+}
+
+/// A device, then levels, then what else the row holds.
 fn raw_row(line: &str) -> Option<RawRow> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let at = words.windows(2).position(|pair| match pair {
-        [name, cell] => is_device(name) && is_cell(cell),
-        _ => false,
-    })?;
-    let name = words.get(at)?;
+    let at = words.iter().position(|word| !is_prefix(word))?;
+    let name = words.get(at).filter(|name| is_device(name))?;
     let levels: Vec<String> =
         words.iter().skip(at + 1).take_while(|word| is_cell(word)).map(|word| (*word).to_owned()).collect();
     // `PIX = Connection …` and the like explain levels, they are no row.

@@ -127,7 +127,11 @@ impl QueuePairCore {
         let hca = connection.hca.as_ref()?;
         let local_port = self.hca.port(self.config.port_num)?;
         let remote_port = hca.port(connection.remote.port_num)?;
-        if hca.is_gone() || !local_port.passes(connection.local_epoch) || !remote_port.passes(connection.remote_epoch) {
+        if self.hca.is_gone()
+            || hca.is_gone()
+            || !local_port.passes(connection.local_epoch)
+            || !remote_port.passes(connection.remote_epoch)
+        {
             return None;
         }
         let cached = send.peer.take().filter(|peer| peer.state().is_some());

@@ -149,7 +149,7 @@ impl QueuePairCore {
         let port = self.port().ok_or_else(|| invalid("the port is not there"))?;
         let by_lid = port.spec.link_layer == LinkLayer::InfiniBand;
         let (gid_index, gid) = match by_lid {
-            true if port.lid == 0 => return Err(invalid("the port has no LID")),
+            true if port.lid() == 0 => return Err(invalid("the port has no LID")),
             true => (0, Gid::default()),
             false => self.source().ok_or_else(|| invalid("the port has no GID"))?,
         };
@@ -158,7 +158,7 @@ impl QueuePairCore {
             port_num: self.config.port_num,
             gid,
             gid_index,
-            lid: port.lid,
+            lid: port.lid(),
             psn: self.psn,
             mtu_bytes: port.spec.mtu_bytes,
             link_layer: port.spec.link_layer,

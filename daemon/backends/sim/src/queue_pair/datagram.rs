@@ -36,7 +36,8 @@ impl QueuePairCore {
 
     fn datagram_peer(&self, connection: &Connection) -> Option<Arc<Self>> {
         let hca = connection.hca.as_ref()?;
-        let passes = !hca.is_gone()
+        let passes = !self.hca.is_gone()
+            && !hca.is_gone()
             && self.hca.port(self.config.port_num)?.passes(connection.local_epoch)
             && hca.port(connection.remote.port_num)?.passes(connection.remote_epoch);
         let peer = hca.find_queue_pair(connection.remote.qp_num).filter(|_| passes)?;

@@ -1,0 +1,331 @@
+//! Inputs by their content: every kind is told from the others, archives read as the folder they were made of,
+//! and what is broken or hostile ends in an error that names it.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests, which clippy does not know as such")]
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use gdrd_topology::assemble::ReadOptions;
+use gdrd_topology::model::{HcaOrigin, Snapshot};
+use gdrd_topology::source::SourceKind;
+use gdrd_topology::{TopologyError, profile, read_input, read_nccl_topology, read_root, read_stream, read_text, sysfs};
+use tar::{Builder, EntryType, Header};
+
+const FORM: &str = "capture";
+
+fn read(bytes: &[u8]) -> Result<Snapshot, TopologyError> {
+    read_stream(bytes, Path::new(FORM), &ReadOptions::default())
+}
+
+fn error(bytes: &[u8]) -> String {
+    let error = read(bytes).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(FORM), "{text}");
+    text
+}
+
+/// A built-in host as a folder.
+fn folder(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    sysfs::build::build(&profile::builtin(name).unwrap().host, folder.path()).unwrap();
+    folder
+}
+
+/// A folder as a tar file, below a name.
+fn tape(folder: &Path, below: &str) -> Vec<u8> {
+    let mut builder = Builder::new(Vec::new());
+    builder.follow_symlinks(false);
+    builder.append_dir_all(below, folder).unwrap();
+    builder.into_inner().unwrap()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut writer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    writer.write_all(bytes).unwrap();
+    writer.finish().unwrap()
+}
+
+fn xz(bytes: &[u8]) -> Vec<u8> {
+    let mut writer = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(0)).unwrap();
+    writer.write_all(bytes).unwrap();
+    writer.finish().unwrap()
+}
+
+fn bzip2(bytes: &[u8]) -> Vec<u8> {
+    let mut writer = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    writer.write_all(bytes).unwrap();
+    writer.finish().unwrap()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
+}
+
+#[test]
+fn an_archive_reads_as_the_folder_it_was_made_of() {
+    for (name, below) in [("dgx-a100", "."), ("two-socket-2gpu", "some/host")] {
+        let folder = folder(name);
+        let host = read_root(folder.path(), &ReadOptions::default()).unwrap().host;
+        let tape = tape(folder.path(), below);
+        let packers = [<[u8]>::to_vec as fn(&[u8]) -> Vec<u8>, gzip, xz, bzip2, zstd];
+        // Packing the large one is slow in a debug build, and tells no more.
+        for pack in packers.into_iter().take(if name == "dgx-a100" { 1 } else { packers.len() }) {
+            let snapshot = read(&pack(&tape)).unwrap();
+            assert_eq!(snapshot.host, host, "{name}");
+            assert_eq!(snapshot.source.kind, SourceKind::Sysfs);
+            assert_eq!(snapshot.source.path.as_deref(), Some(Path::new(FORM)));
+        }
+    }
+}
+
+#[test]
+fn parts_packed_one_by_one_and_put_together_read_as_one() {
+    let folder = folder("two-socket-2gpu");
+    let tape = tape(folder.path(), ".");
+    let (first, second) = tape.split_at(tape.len() / 3);
+    let host = read(&tape).unwrap().host;
+    for pack in [gzip, bzip2, zstd, xz] {
+        assert_eq!(read(&[pack(first), pack(second)].concat()).unwrap().host, host);
+    }
+}
+
+#[test]
+fn an_archive_of_what_sys_holds_is_a_capture_too() {
+    let folder = folder("two-socket-2gpu");
+    let host = read_root(folder.path(), &ReadOptions::default()).unwrap().host;
+    let inner = read(&tape(&folder.path().join("sys"), "sysfs")).unwrap().host;
+    assert_eq!((inner.gpus, inner.hcas), (host.gpus, host.hcas));
+}
+
+/// Captures of other projects as they published them; tests/cases/README.md has the origins.
+#[test]
+fn captures_of_others_are_read() {
+    let case = |name: &str| format!("{}/../../tests/cases/sysfs/{name}.tar.xz", env!("CARGO_MANIFEST_DIR"));
+    let kvm = read_input(case("ghw-kvm-p100-numa-minus1").as_ref(), &ReadOptions::default()).unwrap().host;
+    assert_eq!(kvm.gpus.iter().map(|gpu| gpu.bdf.unwrap().to_string()).collect::<Vec<_>>(), ["0000:06:00.0"]);
+    assert_eq!(kvm.gpus[0].numa, None);
+    assert_eq!(kvm.hcas, []);
+    let fixture = read_input(case("procfs-infiniband-pci-fixture").as_ref(), &ReadOptions::default()).unwrap().host;
+    assert_eq!(fixture.hcas.iter().map(|hca| hca.name.as_str()).collect::<Vec<_>>(), ["hfi1_0", "mlx4_0", "mlx5_0"]);
+    assert!(fixture.hcas.iter().all(|hca| hca.bdf.is_none() && hca.origin != HcaOrigin::Assumed));
+    assert_eq!(fixture.gpus, []);
+}
+
+/// One entry under exactly this name, whatever the library thinks of it.
+fn entry(kind: EntryType, name: &str, link: &str, content: &[u8]) -> Vec<u8> {
+    let mut header = Header::new_gnu();
+    header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
+    header.as_gnu_mut().unwrap().linkname[..link.len()].copy_from_slice(link.as_bytes());
+    header.set_entry_type(kind);
+    header.set_size(content.len().try_into().unwrap());
+    header.set_cksum();
+    let padding = content.len().next_multiple_of(512) - content.len();
+    [header.as_bytes().as_slice(), content, &vec![0; padding]].concat()
+}
+
+#[test]
+fn names_that_leave_the_archive_and_devices_are_refused_by_name() {
+    for (kind, name, reason) in [
+        (EntryType::Regular, "sys/../../etc/passwd", "`..`"),
+        (EntryType::Regular, "/sys/class/x", "root of the file system"),
+        (EntryType::Symlink, "../sys", "`..`"),
+        (EntryType::Char, "sys/class/mem", "device"),
+        (EntryType::Block, "sys/class/sda", "device"),
+        (EntryType::Fifo, "sys/class/pipe", "fifo"),
+        (EntryType::GNUSparse, "sys/class/large", "sparse"),
+    ] {
+        let text = error(&entry(kind, name, "x", b""));
+        assert!(text.contains(name) && text.contains(reason) && text.contains("refused"), "{text}");
+    }
+    let below_link = [entry(EntryType::Symlink, "sys/a", "/etc", b""), entry(EntryType::Regular, "sys/a/b", "", b"x")];
+    let text = error(&below_link.concat());
+    assert!(text.contains("sys/a/b") && text.contains("no folder"), "{text}");
+}
+
+#[test]
+fn links_are_followed_inside_the_archive_alone() {
+    let mut tape = entry(EntryType::Directory, "sys/class/", "", b"");
+    let devices = "sys/bus/pci/devices";
+    for (name, target) in
+        [("0000:01:00.0", "/etc"), ("0000:02:00.0", "../../../../../etc"), ("0000:03:00.0", "0000:03:00.0")]
+    {
+        tape.extend(entry(EntryType::Symlink, &format!("{devices}/{name}"), target, b""));
+    }
+    tape.extend(entry(
+        EntryType::Symlink,
+        &format!("{devices}/0000:04:00.0"),
+        "../../../devices/pci0000:00/0000:04:00.0",
+        b"",
+    ));
+    tape.extend(entry(EntryType::Regular, "sys/devices/pci0000:00/0000:04:00.0/class", "", b"0x030200\n"));
+    let host = read(&tape).unwrap().host;
+    assert_eq!(host.gpus.len(), 1);
+    for name in ["0000:01:00.0", "0000:02:00.0"] {
+        assert!(host.warnings.iter().any(|warning| warning.contains(name)), "{name}: {:?}", host.warnings);
+    }
+}
+
+/// tar stores an attribute as the page that sysfs says it has, filled up with zeros.
+#[test]
+fn attributes_filled_up_to_a_page_are_read() {
+    let folder = "sys/bus/pci/devices/0000:04:00.0";
+    let page = |text: &str| {
+        let mut page = text.as_bytes().to_vec();
+        page.resize(4096, 0);
+        page
+    };
+    let tape = [
+        entry(EntryType::Regular, &format!("{folder}/class"), "", &page("0x030200\n")),
+        entry(EntryType::Regular, &format!("{folder}/vendor"), "", &page("0x10de\n")),
+        entry(EntryType::Link, &format!("{folder}/numa_node"), &format!("{folder}/class"), b""),
+        entry(EntryType::Link, &format!("{folder}/device"), "sys/absent", b""),
+    ];
+    let host = read(&tape.concat()).unwrap().host;
+    assert_eq!(host.gpus.len(), 1);
+    assert!(host.warnings.iter().any(|warning| warning.contains("not held")), "{:?}", host.warnings);
+}
+
+#[test]
+fn long_names_are_whole_and_overlong_ones_refused() {
+    let deep = format!("{}sys/class/infiniband/{}", "a/".repeat(4), "m".repeat(120));
+    for tape in [
+        [
+            entry(EntryType::GNULongName, "././@LongLink", "", deep.as_bytes()),
+            entry(EntryType::Directory, "sys", "", b""),
+        ],
+        [
+            entry(EntryType::XHeader, "x", "", pax("path", &deep).as_bytes()),
+            entry(EntryType::Directory, "sys", "", b""),
+        ],
+    ] {
+        assert_eq!(read(&tape.concat()).unwrap().host.hcas[0].name, "m".repeat(120));
+    }
+    let overlong = entry(EntryType::GNULongName, "././@LongLink", "", &vec![b'a'; 1 << 20]);
+    assert!(error(&overlong).contains("longer than any name"));
+}
+
+fn pax(key: &str, value: &str) -> String {
+    // The length of a record counts its own digits.
+    let rest = format!(" {key}={value}\n");
+    let length =
+        (1..9).map(|digits| rest.len() + digits).find(|length| length.to_string().len() + rest.len() == *length);
+    format!("{}{rest}", length.unwrap())
+}
+
+#[test]
+fn a_cut_archive_is_an_error_or_less_of_the_host() {
+    let folder = folder("two-socket-2gpu");
+    let tape = tape(folder.path(), ".");
+    let gpus = read(&tape).unwrap().host.gpus.len();
+    for packed in [tape.clone(), gzip(&tape), xz(&tape), zstd(&tape), bzip2(&tape)] {
+        for part in [3, 40, 500, 513, packed.len() / 2, packed.len() - 1] {
+            match read(packed.get(..part).unwrap()) {
+                Ok(snapshot) => assert!(snapshot.host.gpus.len() <= gpus),
+                Err(error) => assert!(error.to_string().contains(FORM), "{error}"),
+            }
+        }
+    }
+}
+
+/// A tar file that never ends: one entry after the other.
+struct Endless {
+    number: u64,
+    block: io::Cursor<Vec<u8>>,
+}
+
+impl Read for Endless {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.block.read(buffer)?;
+        if count > 0 || buffer.is_empty() {
+            return Ok(count);
+        }
+        self.number += 1;
+        self.block = io::Cursor::new(entry(EntryType::Regular, &format!("sys/class/net/{}", self.number), "", b""));
+        self.block.read(buffer)
+    }
+}
+
+#[test]
+fn endless_archives_end_in_an_error() {
+    let endless = Endless { number: 0, block: io::Cursor::new(Vec::new()) };
+    let text = read_stream(endless, Path::new(FORM), &ReadOptions::default()).unwrap_err().to_string();
+    assert!(text.contains("more than 131072"), "{text}");
+    let mut large = Header::new_gnu();
+    large.set_path("sys/class/large").unwrap();
+    large.set_size(4 << 30);
+    large.set_cksum();
+    let stream = large.as_bytes().chain(io::repeat(0));
+    let text = read_stream(stream, Path::new(FORM), &ReadOptions::default()).unwrap_err().to_string();
+    assert!(text.contains("more than 268435456 bytes"), "{text}");
+}
+
+#[test]
+fn files_are_told_by_their_content() {
+    let profile = profile::builtin_text("two-socket-2gpu").unwrap();
+    let matrix = "\tGPU0\tNIC0\nGPU0\t X \tPIX\nNIC0\tPIX\t X \n";
+    let rocm = "GPU[0]\t\t: (Topology) Numa Node: 1\n";
+    let xml = "<system version=\"1\"><cpu numaid=\"0\"/></system>";
+    for (text, kind) in [
+        (profile.to_owned(), SourceKind::Profile),
+        (format!("\n# of host a\n\n{profile}"), SourceKind::Profile),
+        (matrix.to_owned(), SourceKind::TopoM),
+        (format!("\u{feff}{matrix}"), SourceKind::TopoM),
+        (rocm.to_owned(), SourceKind::RocmTopo),
+        (xml.to_owned(), SourceKind::NcclXml),
+        (format!("<!-- of host a -->\n{xml}"), SourceKind::NcclXml),
+        (format!("host:1 NCCL INFO dump\n{xml}\nhost:1 done\n"), SourceKind::NcclXml),
+    ] {
+        let snapshot = read(text.as_bytes()).unwrap();
+        assert_eq!(snapshot.source.kind, kind, "{text}");
+        assert_eq!(snapshot, read_text(&text, Path::new(FORM), &ReadOptions::default()).unwrap());
+    }
+    let latin = [matrix.as_bytes(), &[0xe9, b'\n']].concat();
+    assert_eq!(read(&latin).unwrap().source.kind, SourceKind::TopoM);
+}
+
+#[test]
+fn what_is_known_of_no_input_says_what_was_tried() {
+    let text = error(b"hello\n");
+    for tried in ["gdrd-host-profile", "<system>", "nvidia-smi topo -m", "rocm-smi --showtopo", "archives"] {
+        assert!(text.contains(tried), "{tried}: {text}");
+    }
+    assert!(error(&[0; 4096]).contains("neither text nor an archive"));
+    assert!(error(b"<html></html>").contains("`html`"));
+    assert!(error(&gzip(b"no tar")).contains("gzip archive"));
+    assert!(error(&tape(tempfile::tempdir().unwrap().path(), "empty")).contains("no sysfs tree"));
+    assert!(error(&vec![b'a'; (4 << 20) + 1]).contains("4194304 bytes"));
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+    let text = read_input(&fifo, &ReadOptions::default()).unwrap_err().to_string();
+    assert!(text.contains("neither a folder nor a file"), "{text}");
+}
+
+/// A 4 GiB file of nothing costs no more than its first bytes.
+#[test]
+fn a_sparse_file_is_refused_unread() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(4 << 30).unwrap();
+    let text = read_input(file.path(), &ReadOptions::default()).unwrap_err().to_string();
+    assert!(text.contains("4194304 bytes"), "{text}");
+    file.write_all(b"<system>").unwrap();
+    let text = read_nccl_topology(file.path()).unwrap_err().to_string();
+    assert!(text.contains("bytes"), "{text}");
+}
+
+#[test]
+fn an_operators_topology_is_laid_over_what_is_read() {
+    let folder = folder("two-socket-2gpu");
+    let file = folder.path().join("topo.xml");
+    let gpu = read_root(folder.path(), &ReadOptions::default()).unwrap().host.gpus[0].bdf.unwrap();
+    std::fs::write(&file, format!("<system version=\"1\"><cpu numaid=\"5\"><pci busid=\"{gpu}\"/></cpu></system>"))
+        .unwrap();
+    let topology = read_nccl_topology(&file).unwrap();
+    let options = ReadOptions { nccl_topology: Some(topology), ..ReadOptions::default() };
+    let host = read_root(folder.path(), &options).unwrap().host;
+    assert_eq!(host.gpus[0].numa.map(|numa| numa.0), Some(5));
+    assert_eq!(host.function(gpu).unwrap().source, SourceKind::NcclXml);
+    // A pasted matrix has no addresses that it could move.
+    let matrix = "\tGPU0\tNIC0\nGPU0\t X \tPIX\n";
+    assert_eq!(read_text(matrix, Path::new(FORM), &options).unwrap().host.warnings, Vec::<String>::new());
+}
