@@ -5,7 +5,9 @@
 //! # Reading a host
 //! Every input gives the same [`model::Snapshot`] `{ generation, source, host }`, immutable:
 //! - [`read_live`] reads this machine, [`read_root`] a captured tree, [`read_input`] any file or folder by what
-//!   it is, each with [`assemble::ReadOptions`] (`gpu_ids`).
+//!   it is (captured trees and archives of them, NCCL topology XML, profiles, pasted matrices of nvidia-smi and
+//!   rocm-smi), [`read_stream`] the same from a stream, each with [`assemble::ReadOptions`] (`gpu_ids`,
+//!   `nccl_topology` from [`read_nccl_topology`]).
 //! - [`profile::builtin`]`("dgx-a100")`, [`profile::builtin_names`], [`profile::snapshot`] for text of the
 //!   host profile format (docs/host-profile.md), [`profile::render`] to write one, [`sysfs::build::build`] to
 //!   write a sysfs tree of it.

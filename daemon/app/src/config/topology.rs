@@ -1,10 +1,13 @@
 //! Table `topology`: how often the host is read, and the operator's word on what is a GPU and which NICs it uses.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use gdrd_topology::assemble::{GpuIds, ReadOptions};
 use gdrd_topology::level::Level;
+use gdrd_topology::nccl_xml::NcclTopology;
 use gdrd_topology::plan::{NicFilter, Pin, PlanOptions};
+use gdrd_topology::read_nccl_topology;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
@@ -21,6 +24,8 @@ pub(crate) struct TopologyKeys {
     pub(crate) rescan_interval_s: u64,
     /// PCI ids that count as GPU beside the built-in rule.
     pub(crate) gpu_ids: Vec<String>,
+    /// NCCL topology XML to lay over the host's own tree; empty for none.
+    pub(crate) nccl_topology: PathBuf,
     /// NICs that may be used, in the syntax of NCCL_IB_HCA; empty for all.
     pub(crate) nic_filter: String,
     /// Farthest level that is still assigned.
@@ -44,6 +49,7 @@ impl Default for TopologyKeys {
         Self {
             rescan_interval_s: 60,
             gpu_ids: Vec::new(),
+            nccl_topology: PathBuf::new(),
             nic_filter: String::new(),
             max_level: Level::Sys.to_string(),
             pins: Vec::new(),
@@ -73,7 +79,20 @@ impl TopologyKeys {
     pub(crate) fn read_options(&self) -> Result<ReadOptions, ConfigError> {
         let gpu_ids = GpuIds::parse(self.gpu_ids.iter().map(String::as_str));
         let gpu_ids = gpu_ids.map_err(|error| refused("gpu_ids", &self.gpu_ids.join(", "), &error))?;
-        Ok(ReadOptions { gpu_ids, ..ReadOptions::default() })
+        Ok(ReadOptions { gpu_ids, nccl_topology: self.nccl_topology()? })
+    }
+
+    /// The operator's topology, read and checked.
+    fn nccl_topology(&self) -> Result<Option<NcclTopology>, ConfigError> {
+        if self.nccl_topology.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        let wrong = |error: &dyn std::error::Error| {
+            let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+            let path = self.nccl_topology.display().to_string();
+            refused("nccl_topology", &path, &format!("it must be NCCL topology XML, but {error}{cause}"))
+        };
+        read_nccl_topology(&self.nccl_topology).map(Some).map_err(|error| wrong(&error))
     }
 
     /// How its GPUs are paired.
@@ -130,6 +149,19 @@ mod tests {
         assert!(checked(&keys).expect_err("no id").starts_with("topology.gpu_ids"));
         let keys = TopologyKeys { nic_filter: "^".to_owned(), ..TopologyKeys::default() };
         assert!(checked(&keys).expect_err("no name").starts_with("topology.nic_filter"));
+    }
+
+    #[test]
+    fn a_topology_file_is_read_before_anything_starts() {
+        let file = tempfile::NamedTempFile::new().expect("the temporary folder is writable");
+        let keys = TopologyKeys { nccl_topology: file.path().to_owned(), ..TopologyKeys::default() };
+        let message = checked(&keys).expect_err("an empty file");
+        assert!(message.starts_with("topology.nccl_topology"), "{message}");
+        let absent = TopologyKeys { nccl_topology: "/no/such/file".into(), ..TopologyKeys::default() };
+        assert!(checked(&absent).expect_err("no file").contains("No such file"));
+        std::fs::write(file.path(), "<system version=\"1\"/>").expect("it is ours");
+        assert_eq!(checked(&keys), Ok(()));
+        assert!(keys.read_options().expect("valid").nccl_topology.is_some());
     }
 
     #[test]
