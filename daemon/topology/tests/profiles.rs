@@ -2,7 +2,7 @@
 
 use gdrd_topology::TopologyError;
 use gdrd_topology::assemble::{GpuIds, ReadOptions};
-use gdrd_topology::model::Host;
+use gdrd_topology::model::{GpuId, HcaId, Host};
 use gdrd_topology::profile::{MAX_PROFILE_BYTES, render, snapshot};
 use proptest::prelude::*;
 
@@ -117,5 +117,47 @@ proptest! {
     #[test]
     fn no_text_makes_the_parser_panic(text in "(gdrd-host-profile 1\n)?((pci|hca|port|gpu|numa|nvlink|net|gid|root|drive) [0-9a-f:. x/=%-]{0,40}\n){0,8}") {
         let _ = snapshot(&text, None, &ReadOptions::default());
+    }
+}
+
+/// The daemon hands its host to clients as a profile, so what other readers know must survive it.
+#[test]
+fn hosts_of_every_input_survive_being_written_and_read() {
+    let case = |name: &str| {
+        let path = format!("{}/../../tests/cases/nccl-xml/{name}.xml", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(path).unwrap()
+    };
+    let matrix =
+        "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV12\tPIX\t0-3\t1\nGPU1\tNV12\t X \tPXB\t\t\n";
+    let mut texts: Vec<String> = [
+        "rccl-mi250-8gcd-8nic",
+        "rccl-mi300a-4gpu-4nic",
+        "rccl-4p4h-16gpu-16nic",
+        "azure-ncv4-topo",
+        "azure-ndv4-topo",
+        "oci-topo-flattened",
+        "nccl-tests256-h200-vm-flat-part",
+    ]
+    .map(case)
+    .into();
+    texts.push(matrix.to_owned());
+    for text in texts {
+        let host = gdrd_topology::read_text(&text, "case".as_ref(), &ReadOptions::default()).unwrap().host;
+        let again = snapshot(&render(&host), None, &ReadOptions::default()).unwrap().host;
+        let name = text.lines().next().unwrap();
+        assert_eq!((again.gpus.len(), again.hcas.len()), (host.gpus.len(), host.hcas.len()), "{name}");
+        for gpu in (0..host.gpus.len()).map(GpuId) {
+            assert_eq!(again.gpu(gpu).unwrap().numa, host.gpu(gpu).unwrap().numa, "{name}");
+            for other in (0..host.gpus.len()).map(GpuId) {
+                assert_eq!(again.gpu_level(gpu, other), host.gpu_level(gpu, other), "{name} {gpu:?} {other:?}");
+            }
+            for hca in (0..host.hcas.len()).map(HcaId) {
+                assert_eq!(again.gpu_hca_level(gpu, hca), host.gpu_hca_level(gpu, hca), "{name} {gpu:?} {hca:?}");
+            }
+        }
+        let told = |host: &Host| -> Vec<_> {
+            host.hcas.iter().map(|hca| (hca.name.clone(), hca.origin.clone(), hca.numa, hca.ports.clone())).collect()
+        };
+        assert_eq!(told(&again), told(&host), "{name}");
     }
 }

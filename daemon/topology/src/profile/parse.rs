@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
 use crate::bdf::{Bdf, RootBus};
+use crate::level::Level;
 use crate::link::{Link, LinkRate, LinkSpeed, LinkWidth};
 use crate::model::{
-    DeviceNode, Drive, Gid, GidKind, GpuFacts, LinkLayer, Netdev, NumaId, NumaNode, PciClass, PciFunction, Port,
-    PortState, RawHca, RawHost, RawNvLink, Upstream,
+    DeviceNode, Drive, Gid, GidKind, GivenLevel, GpuFacts, HcaOrigin, LinkLayer, NamedGpu, Netdev, NumaId, NumaNode,
+    PciClass, PciFunction, Port, PortState, RawHca, RawHost, RawNvLink, Upstream,
 };
 use crate::profile::line::Line;
 use crate::profile::{MAGIC, MAX_PROFILE_BYTES, VERSION};
@@ -79,6 +80,8 @@ impl Reader {
             "root" => self.root(&mut line)?,
             "pci" => self.pci(&mut line)?,
             "gpu" => self.gpu(&mut line)?,
+            "gpu-name" => self.gpu_name(&mut line)?,
+            "level" => self.level(&mut line)?,
             "hca" => self.hca(&mut line)?,
             "port" => self.port(&mut line)?,
             "gid" => self.gid(&mut line)?,
@@ -138,6 +141,10 @@ impl Reader {
         function.driver = line.take_name("driver")?;
         function.subsystem = line.take("sub").map(ids).transpose()?;
         function.physical_function = line.take_parsed("physfn")?;
+        if line.flag("whole-switch") {
+            // Only NCCL lists switches so; assembly knows them by it.
+            function.source = SourceKind::NcclXml;
+        }
         self.raw.functions.push(function);
         Ok(())
     }
@@ -156,6 +163,20 @@ impl Reader {
         Ok(())
     }
 
+    fn gpu_name(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let gpu = NamedGpu { name: line.name("a name")?, numa: numa(line)?.flatten() };
+        self.raw.named_gpus.push(gpu);
+        Ok(())
+    }
+
+    fn level(&mut self, line: &mut Line<'_>) -> Result<(), String> {
+        let (a, b) = (line.name("a device")?, line.name("another device")?);
+        let word = line.word("a P2P level")?;
+        let level = Level::parse(word).ok_or_else(|| format!("`{word}` is no P2P level"))?;
+        self.raw.given_levels.push(GivenLevel { a, b, level, source: SOURCE });
+        Ok(())
+    }
+
     fn hca(&mut self, line: &mut Line<'_>) -> Result<(), String> {
         let name = line.name("a name")?;
         let hca = RawHca {
@@ -166,6 +187,8 @@ impl Reader {
             parent_netdev: line.take_name("parent")?,
             node_guid: line.take("node_guid").map(guid).transpose()?,
             sys_image_guid: line.take("sys_image_guid").map(guid).transpose()?,
+            origin: line.take("kind").map(origin).transpose()?,
+            numa: numa(line)?.flatten(),
             ..RawHca::default()
         };
         if self.hca_place.insert(name, self.hcas.len()).is_some() {
@@ -263,6 +286,15 @@ impl Reader {
         self.raw.hcas = self.has_rdma_class.then_some(self.hcas);
         self.raw
     }
+}
+
+fn origin(word: &str) -> Result<HcaOrigin, String> {
+    Ok(match word {
+        "hardware" => HcaOrigin::Hardware,
+        "assumed" => HcaOrigin::Assumed,
+        "socket" => HcaOrigin::Socket,
+        other => return Err(format!("kind=`{other}`: want hardware, assumed or socket")),
+    })
 }
 
 /// `numa=N`, or `numa=-` for unknown; `None` if the key is absent.

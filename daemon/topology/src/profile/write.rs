@@ -7,12 +7,14 @@ use crate::assemble::{GpuIds, is_gpu};
 use crate::bdf::{Bdf, RootBus};
 use crate::guid;
 use crate::link::{Link, LinkRate};
-use crate::model::{Gid, GidKind, Gpu, Hca, HcaOrigin, Host, NumaId, NvLinkEnd, PciFunction, Upstream};
+use crate::model::{
+    Gid, GidKind, Gpu, Hca, HcaOrigin, Host, NumaId, NvLink, NvLinkEnd, PciFunction, PciRole, Upstream,
+};
 use crate::profile::word::encode;
 use crate::profile::{MAGIC, VERSION};
+use crate::source::SourceKind;
 
-/// Writes a host as a profile. Facts that the format has no word for (warnings, sources, levels stated
-/// by other inputs) are left out.
+/// Writes a host as a profile. Facts that the format has no word for (warnings, sources) are left out.
 #[must_use]
 pub fn render(host: &Host) -> String {
     let mut out = String::new();
@@ -50,10 +52,15 @@ fn write_all(out: &mut String, host: &Host) -> std::fmt::Result {
     for gpu in &host.gpus {
         write_gpu(out, host, gpu)?;
     }
-    if host.hcas.iter().any(|hca| hca.origin == HcaOrigin::Assumed) {
+    for gpu in host.gpus.iter().filter(|gpu| gpu.bdf.is_none()) {
+        writeln!(out, "gpu-name {}{}", encode(&gpu.name), key("numa", gpu.numa.map(|numa| numa.to_string())))?;
+    }
+    // What the PCI ids let assume is assumed anew by whoever reads this.
+    let by_ids = |hca: &&Hca| hca.origin == HcaOrigin::Assumed && hca.source != SourceKind::NcclXml;
+    if host.hcas.iter().any(|hca| by_ids(&hca)) {
         writeln!(out, "no-class-infiniband")?;
     }
-    for hca in host.hcas.iter().filter(|hca| hca.origin != HcaOrigin::Assumed) {
+    for hca in host.hcas.iter().filter(|hca| !by_ids(hca)) {
         write_hca(out, hca)?;
     }
     write_rest(out, host)
@@ -107,11 +114,12 @@ fn write_function(out: &mut String, function: &PciFunction, above: Option<NumaId
     let subsystem = function.subsystem.map(|(vendor, device)| format!("{vendor:04x}:{device:04x}"));
     writeln!(
         out,
-        "{}{}{}{}",
+        "{}{}{}{}{}",
         key("numa", numa.map(|numa| numa.to_string())),
         name_key("driver", function.driver.as_deref()),
         key("sub", subsystem),
         key("physfn", function.physical_function.map(|bdf| bdf.to_string())),
+        if function.role == PciRole::Switch { " whole-switch" } else { "" },
     )
 }
 
@@ -149,16 +157,25 @@ fn write_hca(out: &mut String, hca: &Hca) -> std::fmt::Result {
         _ => None,
     };
     let is_soft = matches!(hca.origin, HcaOrigin::Soft { .. });
+    let kind = match hca.origin {
+        HcaOrigin::Socket => Some("socket"),
+        HcaOrigin::Assumed => Some("assumed"),
+        HcaOrigin::Hardware if hca.bdf.is_none() => Some("hardware"),
+        _ => None,
+    };
+    let numa = hca.numa.filter(|_| hca.bdf.is_none());
     let name = encode(&hca.name);
     writeln!(
         out,
-        "hca {name} {}{}{}{}{}{}",
+        "hca {name} {}{}{}{}{}{}{}{}",
         dash(hca.bdf.filter(|_| !is_soft)),
         key("data_direct", hca.data_direct.map(|bdf| bdf.to_string())),
         name_key("sf", hca.sub_function.as_deref()),
         name_key("parent", parent),
         key("node_guid", hca.node_guid.map(guid::print)),
         key("sys_image_guid", hca.sys_image_guid.map(guid::print)),
+        key("kind", kind.map(str::to_owned)),
+        key("numa", numa.map(|numa| numa.to_string())),
     )?;
     for port in &hca.ports {
         let rate = port.rate_gbps.map_or_else(|| "-".to_owned(), |rate| rate.to_string());
@@ -204,7 +221,12 @@ fn write_rest(out: &mut String, host: &Host) -> std::fmt::Result {
             writeln!(out, "drive {} {}{transport}", encode(&drive.name), dash(drive.bdf))?;
         }
     }
-    for link in &host.nvlinks {
+    for given in &host.given_levels {
+        writeln!(out, "level {} {} {}", encode(&given.a), encode(&given.b), given.level)?;
+    }
+    // Links of GPUs without an address follow from the levels.
+    let has_address = |link: &&NvLink| host.gpu(link.gpu).is_some_and(|gpu| gpu.bdf.is_some());
+    for link in host.nvlinks.iter().filter(has_address) {
         let bdf = |id| host.gpu(id).and_then(|gpu| gpu.bdf);
         let peer = match link.end {
             NvLinkEnd::Switch => "switch".to_owned(),
