@@ -10,9 +10,13 @@ use std::sync::Arc;
 use gdrd_hal::Access;
 
 use super::allocation::{Allocation, Owner, Stage};
+use super::tenant::Tenant;
 use super::{AllocationId, CallId, Core, Deadline, Effect, GpuIndex, HcaIndex, Job, Place, TenantId, nanos};
 use crate::error::EngineError;
 use crate::ids::SessionId;
+
+/// How long nothing is made ahead at a pool after that did not work, ns: no full GPU is asked again at each acquire.
+const RETRY_AHEAD_NS: u64 = 1_000_000_000;
 
 /// What makes two buffers of a tenant interchangeable.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,8 +58,8 @@ pub(crate) struct Pool {
     pub(crate) waiters: VecDeque<Waiter>,
     /// How many are to be ready while the pool is in use.
     target: u32,
-    /// Making one ahead did not work; it is not tried again before the next acquire.
-    blocked: bool,
+    /// Making one ahead did not work; it is not tried again before this time, nor without use.
+    blocked_until: u64,
     last_used: u64,
     timer: bool,
 }
@@ -83,7 +87,8 @@ impl Pool {
 pub(crate) struct CleanPool {
     pub(crate) ready: Vec<AllocationId>,
     pub(crate) coming: u32,
-    blocked: bool,
+    /// Making one did not work; it is not tried again before this time, nor without use.
+    blocked_until: u64,
     warm: bool,
     last_used: u64,
     timer: bool,
@@ -111,7 +116,6 @@ impl Core {
         let now = self.now;
         let Some(pool) = self.pool_mut(tenant, key) else { return };
         pool.last_used = now;
-        pool.blocked = false;
         pool.target = pool.target.max(target);
         self.watch_ready_pool(tenant, key);
     }
@@ -167,15 +171,27 @@ impl Core {
             let grown = if pool.unserved() > 0 {
                 self.grow(tenant, key, false)
             } else {
-                let spare = pool.ready.len() + pool.coming as usize - pool.waiters.len();
-                let wanted = spare < pool.target as usize && !pool.blocked && !entry.hungry;
-                wanted && entry.is_alive() && self.is_usable(key) && self.grow(tenant, key, true)
+                self.wants_ahead(entry, pool, key) && self.is_usable(key) && self.grow(tenant, key, true)
             };
             if !grown {
                 break;
             }
         }
         self.forget_pool(tenant, key);
+    }
+
+    /// Whether one more buffer is to be made ahead. Not beyond what could be kept once all that is lent has come
+    /// back, or each acquire would make one and each release free one; but never without any.
+    fn wants_ahead(&self, tenant: &Tenant, pool: &Pool, key: &PoolKey) -> bool {
+        let config = &self.settings.pool;
+        let most = most_ready(config.ready_max_per_class, config.ready_max_bytes_per_class, key.len_bytes) as usize;
+        let spare = (pool.ready.len() + pool.coming as usize).saturating_sub(pool.waiters.len());
+        let keepable = spare + pool.waiters.len() + (pool.leased as usize) < most || spare == 0;
+        spare < pool.target as usize
+            && keepable
+            && pool.blocked_until <= self.now
+            && !tenant.hungry
+            && tenant.is_alive()
     }
 
     fn forget_pool(&mut self, tenant: TenantId, key: &Arc<PoolKey>) {
@@ -295,10 +311,11 @@ impl Core {
         self.forget_pool(tenant, &key);
     }
 
-    /// Making one ahead did not work: leave it until the pool is used again.
+    /// Making one ahead did not work: leave it for a while.
     pub(super) fn block_pool(&mut self, tenant: TenantId, key: &Arc<PoolKey>) {
+        let until = self.now.saturating_add(RETRY_AHEAD_NS);
         if let Some(pool) = self.pool_mut(tenant, key) {
-            pool.blocked = true;
+            pool.blocked_until = until;
         }
     }
 
@@ -327,7 +344,6 @@ impl Core {
         let now = self.now;
         let pool = self.clean.entry((gpu, key.len_bytes)).or_default();
         pool.last_used = now;
-        pool.blocked = false;
         pool.warm = true;
         let taken = pool.ready.pop();
         self.watch_clean_pool(gpu, key.len_bytes);
@@ -365,7 +381,7 @@ impl Core {
             let Some(pool) = self.clean.get_mut(&(gpu, key.len_bytes)) else { return };
             let have = pool.ready.len() + pool.coming as usize;
             let budget = held.saturating_add(key.len_bytes) <= self.settings.pool.clean_max_bytes;
-            if !pool.warm || pool.blocked || self.shutting_down || !budget || have >= most as usize {
+            if !pool.warm || pool.blocked_until > self.now || self.shutting_down || !budget || have >= most as usize {
                 return;
             }
             pool.coming += 1;
@@ -375,8 +391,9 @@ impl Core {
 
     /// Making clean memory ahead did not work.
     pub(super) fn clean_failed(&mut self, gpu: GpuIndex, len_bytes: u64) {
+        let until = self.now.saturating_add(RETRY_AHEAD_NS);
         if let Some(pool) = self.clean.get_mut(&(gpu, len_bytes)) {
-            pool.blocked = true;
+            pool.blocked_until = until;
         }
     }
 

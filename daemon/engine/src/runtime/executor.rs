@@ -69,6 +69,8 @@ impl Executor {
             return;
         }
         if queue.idle > 0 {
+            // After the lock, on which the woken thread would only wait.
+            drop(queue);
             self.shared.work.notify_one();
         } else if queue.threads < self.most {
             queue.threads += 1;
@@ -123,10 +125,11 @@ impl Shared {
                 queue.idle -= 1;
                 continue;
             };
-            if queue.idle > 0 && self.next(&queue).is_some() {
+            let more = queue.idle > 0 && self.next(&queue).is_some();
+            drop(queue);
+            if more {
                 self.work.notify_one();
             }
-            drop(queue);
             WILL_LOOK.set(true);
             task();
             WILL_LOOK.set(false);
