@@ -1,5 +1,6 @@
 //! The running daemon: serve, watch the host, wait for the end, drain.
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -14,8 +15,9 @@ use tracing::{info, warn};
 use crate::hardware::{self, Origin};
 use crate::notify;
 
-/// Threads of the runtime: one may read a host or wait for the engine while another serves.
-const WORKER_THREADS: usize = 2;
+/// Cores up to which one thread serves. A call and its fds are two tasks that wake each other: on one thread that costs
+/// nothing, on two it costs a wake-up across cores, which is more than the call itself (a third of acquire + release).
+const CORES_FOR_ONE_THREAD: usize = 4;
 
 /// Threads that may block at one time: proofs of fds and rescans.
 const MAX_BLOCKING_THREADS: usize = 16;
@@ -28,8 +30,9 @@ const BLOCKING_TIMEOUT: Duration = Duration::from_secs(1);
 /// # Errors
 /// When its threads cannot be started.
 pub(crate) fn runtime() -> anyhow::Result<Runtime> {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     Builder::new_multi_thread()
-        .worker_threads(WORKER_THREADS)
+        .worker_threads(if cores > CORES_FOR_ONE_THREAD { 2 } else { 1 })
         .max_blocking_threads(MAX_BLOCKING_THREADS)
         .thread_name("gdrd-server")
         .enable_all()
