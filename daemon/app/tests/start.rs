@@ -1,9 +1,22 @@
 //! How the daemon starts, refuses to start, and starts again.
 
+#![allow(clippy::panic, reason = "what ends a test")]
+
 mod support;
 
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use gdrd_client::{AcquireOptions, ClientOptions, RuntimeDir};
+use gdrd_proto::v1;
+use gdrd_proto::v1::buffers_client::BuffersClient;
+use prost::Message as _;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+};
 use rustix::process::Signal;
-use support::{Stage, names_in, run};
+use support::{Stage, block_on, channel, names_in, run};
+use tonic::metadata::MetadataValue;
 
 #[test]
 fn second_daemon_in_the_same_folder_is_refused_and_the_first_goes_on() {
@@ -100,6 +113,43 @@ fn without_simulation_the_daemon_serves_topology_and_says_why_it_has_no_backend(
 }
 
 #[test]
+fn host_with_gpus_but_no_backend_shows_them_and_refuses_leases_with_the_reason() {
+    let stage = Stage::new();
+    let host = gdrd_topology::profile::builtin("dgx-a100").expect("a built-in profile").host;
+    let tree = stage.path("tree");
+    std::fs::create_dir(&tree).expect("a folder");
+    gdrd_topology::sysfs::build::build(&host, &tree).expect("a captured tree");
+    let root = tree.to_string_lossy();
+    let _daemon = stage.start(stage.command(&["--sysfs-root", &root]));
+    let options = ClientOptions::default().runtime_dir(RuntimeDir::new(stage.runtime_dir()));
+    let (plan, refused) = block_on(async move {
+        let client = options.connect().await.expect("it listens");
+        let plan = client.topology().await.expect("open to all").plan.expect("a plan");
+        let session = client.open_session("test").await.expect("the same user");
+        (plan, session.acquire(AcquireOptions::on_gpu("GPU0", 1 << 21)).await.expect_err("no memory to lease"))
+    });
+    assert_eq!(plan.gpus.len(), 8);
+    assert_eq!(plan.source.map(|source| source.kind), Some("sysfs".to_owned()));
+    assert_eq!(refused.reason(), Some("HARDWARE_ABSENT"), "{refused}");
+}
+
+#[test]
+fn open_sessions_hear_of_the_end_and_do_not_hold_it_up() {
+    let stage = Stage::new();
+    let daemon = stage.start_simulated();
+    let options = ClientOptions::default().runtime_dir(RuntimeDir::new(stage.runtime_dir()));
+    let ended = block_on(async move {
+        let session = options.connect().await.expect("it listens").open_session("test").await.expect("the same user");
+        let _buffer = session.acquire(AcquireOptions::on_gpu("GPU0", 1 << 21)).await.expect("it simulates");
+        daemon.signal(Signal::TERM);
+        let ended = session.ended().await;
+        assert!(daemon.wait().success());
+        ended
+    });
+    assert_eq!(ended.reason, "SHUTTING_DOWN");
+}
+
+#[test]
 fn json_log_is_one_object_a_line() {
     let stage = Stage::new();
     let daemon = stage.start(stage.command(&["--sim", "dgx-a100", "--log-format", "json"]));
@@ -109,5 +159,48 @@ fn json_log_is_one_object_a_line() {
     assert!(!log.is_empty());
     for line in log.lines() {
         serde_json::from_str::<serde_json::Value>(line).expect(line);
+    }
+}
+
+#[test]
+fn most_talkative_log_shows_no_token() {
+    let stage = Stage::new();
+    let daemon = stage.start(stage.command(&["--sim", "dgx-a100", "--log", "trace"]));
+    let (session, token) = raw_session(&stage.runtime_dir().join("session.sock"));
+    let header = MetadataValue::from_bytes(&token);
+    let shown = String::from_utf8(header.as_encoded_bytes().to_vec()).expect("base64");
+    let path = stage.runtime_dir().join("gdrd.sock");
+    let memory = v1::acquire_request::Memory::Gpu("GPU0".to_owned());
+    let mut request =
+        tonic::Request::new(v1::AcquireRequest { size_bytes: 1 << 21, memory: Some(memory), ..Default::default() });
+    request.metadata_mut().insert_bin(gdrd_proto::SESSION_TOKEN_KEY, header);
+    let lease = block_on(async move { BuffersClient::new(channel(path).await).acquire(request).await });
+    let lease = lease.expect("it simulates").into_inner();
+    drop(session);
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait().success());
+    let log = stage.log();
+    assert!(log.contains("session opened"), "the log is on");
+    assert!(!log.contains(&shown), "the token is in the log");
+    for registration in lease.registrations {
+        assert!(!log.contains(&registration.rkey.to_string()), "an rkey is in the log");
+    }
+}
+
+/// Shakes hands by hand: the client keeps its token to itself.
+fn raw_session(path: &Path) -> (OwnedFd, Vec<u8>) {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let socket = socket.expect("a socket");
+    connect(&socket, &SocketAddrUnix::new(path).expect("a short path")).expect("it listens");
+    let status = v1::Versions { api: gdrd_proto::API_VERSION, ring: 1, generation_page: 1 };
+    let hello = v1::Hello { versions: Some(status), client_name: "test".to_owned() };
+    let message = v1::ClientMessage { message: Some(v1::client_message::Message::Hello(hello)) };
+    send(&socket, &message.encode_to_vec(), SendFlags::empty()).expect("it takes packets");
+    let mut buffer = [0; 4096];
+    let (_, len) = recv(&socket, &mut buffer[..], RecvFlags::empty()).expect("an answer");
+    let answer = v1::DaemonMessage::decode(&buffer[..len]).expect("a message of the protocol");
+    match answer.message {
+        Some(v1::daemon_message::Message::Welcome(welcome)) => (socket, welcome.token),
+        other => panic!("no welcome but {other:?}"),
     }
 }

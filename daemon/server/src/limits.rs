@@ -58,3 +58,6 @@ pub(crate) const MAX_PROOFS_AT_ONCE: usize = 8;
 
 /// Placements scored at one time; others wait their turn.
 pub(crate) const MAX_PLACEMENTS_AT_ONCE: usize = 2;
+
+/// How long accepting pauses when the daemon has no fd left for a connection; others' fds may go meanwhile.
+pub(crate) const PAUSE_WITHOUT_FDS: Duration = Duration::from_millis(100);

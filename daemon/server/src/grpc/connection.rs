@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
@@ -15,10 +14,8 @@ use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
 use crate::admission::{Admission, Admitted};
+use crate::limits::PAUSE_WITHOUT_FDS;
 use crate::peer::{Credentials, Peer};
-
-/// How long accepting pauses when the daemon has no fd left for a connection; others' fds may go meanwhile.
-const PAUSE_WITHOUT_FDS: Duration = Duration::from_millis(100);
 
 /// What a call can know of its connection.
 #[derive(Debug, Clone)]

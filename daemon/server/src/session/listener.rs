@@ -3,7 +3,6 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use gdrd_engine::Engine;
 use rustix::net::{SocketFlags, accept_with};
@@ -19,12 +18,9 @@ use super::goodbye::SessionEnd;
 use super::proof::Proofs;
 use super::task;
 use crate::admission::Admission;
-use crate::limits::ServerLimits;
+use crate::limits::{PAUSE_WITHOUT_FDS, ServerLimits};
 use crate::peer::Credentials;
 use crate::readiness::watch;
-
-/// How long accepting pauses when the daemon has no fd left for a connection; others' fds may go meanwhile.
-const PAUSE_WITHOUT_FDS: Duration = Duration::from_millis(100);
 
 /// What every connection shares.
 #[derive(Debug)]
