@@ -23,7 +23,7 @@ async fn main() -> anyhow::Result<()> {
     let session = Client::connect().await?.open_session("demo-receiver").await?;
     let buffer = session.acquire(AcquireOptions::on_gpu(&gpu, bytes).label("demo-receiver")).await?;
     let queue_pair = session.create_queue_pair(QueuePairOptions::near_gpu(&gpu)).await?;
-    println!("leased {} on {gpu}, registered with {}", buffer.len_bytes(), queue_pair.hca());
+    println!("leased {} MiB on {gpu}, registered with {}", buffer.len_bytes() >> 20, queue_pair.hca());
 
     let (stream, _) = listener.accept().await?;
     let mut channel = Channel::new(stream);

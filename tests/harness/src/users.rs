@@ -39,11 +39,14 @@ pub fn as_root_of_a_user_namespace(name: &str, test: impl FnOnce()) {
     let this = std::env::current_exe().expect("a running program has a path");
     let mut unshare = Command::new("unshare");
     unshare.args(["--user", "--map-root-user", "--map-auto", "--"]).arg(this).args(["--exact", name, "--nocapture"]);
-    let status = unshare.env(MARK, "1").status();
-    let status = status.unwrap_or_else(|error| fail(format_args!("unshare of package util-linux: {error}")));
+    let output = unshare.env(MARK, "1").output();
+    let output = output.unwrap_or_else(|error| fail(format_args!("unshare of package util-linux: {error}")));
     assert!(
-        status.success(),
-        "{name} in a user namespace of its own: {status}. It needs two uids: run it as root, or install the package \
-         uidmap and give this user a range in /etc/subuid and /etc/subgid"
+        output.status.success(),
+        "{name} in a user namespace of its own: {}. It needs two uids: run it as root, or install the package uidmap and \
+         give this user a range in /etc/subuid and /etc/subgid\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
     );
 }
