@@ -27,7 +27,7 @@ pub use footprint::{Footprint, anonymous_bytes};
 pub use lines::Lines;
 pub use process::{kill_pid, wait_until};
 pub use puppet_handle::{CommandFailed, Puppet};
-pub use users::{User, as_root_of_a_user_namespace};
+pub use users::{Program, User, as_root_of_a_user_namespace};
 
 /// How long any one wait may take before it counts as a hang. Far beyond what a loaded machine needs.
 pub const PATIENCE: Duration = Duration::from_secs(180);

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
-use std::process::{ChildStdin, Command as Spawn, Stdio};
+use std::process::{ChildStdin, Stdio};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::daemon::Daemon;
 use crate::lines::Lines;
 use crate::process::Process;
 use crate::script::{Command, Reply};
-use crate::users::User;
+use crate::users::{Program, User};
 use crate::{PATIENCE, fail, puppet_binary};
 
 /// A command that a puppet could not do, which may be what a test wants.
@@ -29,6 +29,8 @@ pub struct Puppet {
     process: Process,
     stdin: ChildStdin,
     replies: Lines,
+    /// It starts itself again to hold a socket, so its file stays.
+    _program: Program,
 }
 
 impl Puppet {
@@ -41,15 +43,15 @@ impl Puppet {
     /// Starts a puppet of another user, without a session.
     #[must_use]
     pub fn start_as(user: User) -> Self {
-        let mut spawn = Spawn::new(puppet_binary());
+        let program = user.program(&puppet_binary());
+        let mut spawn = user.command(&program);
         spawn.stdin(Stdio::piped()).stdout(Stdio::piped());
-        user.apply(&mut spawn);
         let child = spawn.spawn().unwrap_or_else(|error| fail(format_args!("start gdrd-puppet as {user:?}: {error}")));
         let mut process = Process::new(child, "gdrd-puppet");
         let (stdin, stdout) = (process.child().stdin.take(), process.child().stdout.take());
         let stdin = stdin.expect("stdin was asked for as a pipe");
         let stdout = OwnedFd::from(stdout.expect("stdout was asked for as a pipe"));
-        Self { process, stdin, replies: Lines::new(stdout) }
+        Self { process, stdin, replies: Lines::new(stdout), _program: program }
     }
 
     /// Starts a puppet with a session at `daemon`.

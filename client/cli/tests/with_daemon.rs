@@ -1,0 +1,138 @@
+//! gdrctl against a running daemon: it shows what the daemon has, and the daemon's answers agree with its own.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use gdrd_harness::script::Command as Tell;
+use gdrd_harness::{Daemon, Puppet, User, as_root_of_a_user_namespace};
+use serde_json::Value;
+
+fn gdrctl(daemon: &Daemon, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gdrctl"));
+    command.args(arguments).env("GDRD_RUNTIME_DIR", daemon.runtime_dir());
+    command.output().expect("gdrctl starts")
+}
+
+fn json(daemon: &Daemon, arguments: &[&str]) -> Value {
+    let output = gdrctl(daemon, &[arguments, &["--format", "json"]].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("--format json prints one document")
+}
+
+fn text(daemon: &Daemon, arguments: &[&str]) -> String {
+    let output = gdrctl(daemon, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("gdrctl prints UTF-8")
+}
+
+fn acquire(puppet: &mut Puppet) -> Value {
+    puppet.run(Tell::Acquire { buffer: "of-a-test".into(), gpu: "GPU3".into(), size: 2 << 20, host: false })
+}
+
+#[test]
+fn the_daemons_topology_is_that_of_the_profile_it_simulates() {
+    let daemon = Daemon::start();
+    let asked = json(&daemon, &["plan"]);
+    let read = json(&daemon, &["plan", "--input", "dgx-a100"]);
+    for key in ["schema", "gpus", "nics", "nvlink", "warnings"] {
+        assert_eq!(asked[key], read[key], "{key}");
+    }
+    assert_eq!(json(&daemon, &["topo"])["levels"], json(&daemon, &["topo", "--input", "dgx-a100"])["levels"]);
+    let explained = json(&daemon, &["explain", "GPU0"]);
+    assert_eq!(explained["candidates"].as_array().map(Vec::len), asked["nics"].as_array().map(Vec::len));
+    let placed = json(&daemon, &["place", "--gpus", "2"]);
+    assert_eq!(placed["placements"], json(&daemon, &["place", "--gpus", "2", "--input", "dgx-a100"])["placements"]);
+}
+
+#[test]
+fn a_wish_that_the_daemon_does_not_hold_is_planned_on_its_host() {
+    let daemon = Daemon::start();
+    let first = json(&daemon, &["plan"])["gpus"][0]["assigned"][0].as_str().expect("GPU0 has a NIC").to_owned();
+    let without = text(&daemon, &["plan", "--nics", &format!("^={first}"), "--format", "json"]);
+    let without: Value = serde_json::from_str(&without).expect("a plan");
+    assert_ne!(without["gpus"][0]["assigned"][0], first.as_str());
+}
+
+#[test]
+fn leases_and_queue_pairs_show_while_they_live() {
+    let daemon = Daemon::start();
+    assert_eq!(text(&daemon, &["buffers"]), "no buffers are leased\n");
+    let mut puppet = Puppet::connected(&daemon);
+    let lease = acquire(&mut puppet);
+    let made =
+        puppet.run(Tell::QueuePair { queue_pair: "q".into(), gpu: "GPU3".into(), hca: String::new(), depth: 16 });
+    let buffers = json(&daemon, &["buffers"]);
+    assert_eq!(buffers["buffers"][0]["lease_id"], lease["lease_id"]);
+    assert_eq!(buffers["buffers"][0]["label"], "of-a-test");
+    assert!(text(&daemon, &["buffers"]).contains("2 MiB"));
+    let queue_pairs = json(&daemon, &["queue-pairs"]);
+    assert_eq!(queue_pairs["queue_pairs"][0]["queue_pair_id"], made["id"]);
+    assert_eq!(queue_pairs["queue_pairs"][0]["send_depth"], 16);
+    assert!(text(&daemon, &["queue-pairs"]).contains("RC"));
+    puppet.run(Tell::Destroy { queue_pair: "q".into() });
+    assert_eq!(text(&daemon, &["queue-pairs"]), "there are no queue pairs\n");
+}
+
+#[test]
+fn status_says_what_is_simulated_and_what_is_absent() {
+    let daemon = Daemon::start();
+    let status = json(&daemon, &["status"]);
+    assert_eq!(status["simulated"], "dgx-a100");
+    let backends = status["backends"].as_array().expect("a list of backends");
+    assert!(backends.iter().any(|backend| backend["name"] == "sim" && backend["present"] == true));
+    let absent = backends.iter().filter(|backend| backend["present"] == false);
+    assert!(absent.clone().count() > 0 && absent.clone().all(|backend| backend["reason"] != ""));
+    assert!(text(&daemon, &["status"]).contains("simulated host dgx-a100"));
+}
+
+#[test]
+fn stats_are_found_by_a_part_of_their_name() {
+    let daemon = Daemon::start();
+    let all = json(&daemon, &["stats"]);
+    assert!(all["stats"].as_array().is_some_and(|stats| stats.len() > 10));
+    let some = json(&daemon, &["stats", "sessions_opened"]);
+    assert_eq!(some["stats"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn bench_measures_every_figure_and_gives_everything_back() {
+    let daemon = Daemon::start();
+    // Bounds are no matter of a test: a debug build on a busy machine may break them, which is code 1.
+    let arguments = ["bench", "--rounds", "20", "--idle", "0.1", "--format", "json"];
+    let output = gdrctl(&daemon, &arguments);
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
+    let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    assert_eq!(document["simulated"], "dgx-a100");
+    let figures = document["figures"].as_array().expect("a list of figures");
+    assert_eq!(figures.len(), 7, "{figures:?}");
+    assert!(figures.iter().all(|figure| figure["value"].as_f64().is_some_and(f64::is_finite)), "{figures:?}");
+    assert_eq!(text(&daemon, &["buffers"]), "no buffers are leased\n");
+    assert_eq!(text(&daemon, &["queue-pairs"]), "there are no queue pairs\n");
+}
+
+#[test]
+fn what_the_daemon_refuses_is_a_code_of_its_own_with_the_reason() {
+    let daemon = Daemon::start();
+    let refused = gdrctl(&daemon, &["explain", "GPU99"]);
+    assert_eq!(refused.status.code(), Some(4));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("GPU99") && said.contains("GPU_UNKNOWN"), "{said}");
+}
+
+#[test]
+fn another_user_sees_topology_and_no_foreign_lease() {
+    as_root_of_a_user_namespace("another_user_sees_topology_and_no_foreign_lease", || {
+        let daemon = Daemon::start();
+        let mut puppet = Puppet::connected(&daemon);
+        acquire(&mut puppet);
+        let as_other = |arguments: &[&str]| {
+            let program = User::Uid(1003).program(Path::new(env!("CARGO_BIN_EXE_gdrctl")));
+            let mut command = User::Uid(1003).command(&program);
+            command.args(arguments).env("GDRD_RUNTIME_DIR", daemon.runtime_dir());
+            command.output().expect("gdrctl starts")
+        };
+        assert!(as_other(&["plan"]).status.success());
+        let listed = as_other(&["buffers", "--format", "json"]);
+        assert!(!String::from_utf8_lossy(&listed.stdout).contains("of-a-test"));
+    });
+}
