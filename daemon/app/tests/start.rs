@@ -1,21 +1,12 @@
 //! How the daemon starts, refuses to start, and starts again.
 
-#![allow(clippy::panic, reason = "what ends a test")]
-
 mod support;
-
-use std::os::fd::OwnedFd;
-use std::path::Path;
 
 use gdrd_client::{AcquireOptions, ClientOptions, RuntimeDir};
 use gdrd_proto::v1;
 use gdrd_proto::v1::buffers_client::BuffersClient;
-use prost::Message as _;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
-};
 use rustix::process::Signal;
-use support::{Stage, block_on, channel, names_in, run};
+use support::{Stage, block_on, channel, names_in, raw_session, run};
 use tonic::metadata::MetadataValue;
 
 #[test]
@@ -184,23 +175,5 @@ fn most_talkative_log_shows_no_token() {
     assert!(!log.contains(&shown), "the token is in the log");
     for registration in lease.registrations {
         assert!(!log.contains(&registration.rkey.to_string()), "an rkey is in the log");
-    }
-}
-
-/// Shakes hands by hand: the client keeps its token to itself.
-fn raw_session(path: &Path) -> (OwnedFd, Vec<u8>) {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let socket = socket.expect("a socket");
-    connect(&socket, &SocketAddrUnix::new(path).expect("a short path")).expect("it listens");
-    let status = v1::Versions { api: gdrd_proto::API_VERSION, ring: 1, generation_page: 1 };
-    let hello = v1::Hello { versions: Some(status), client_name: "test".to_owned() };
-    let message = v1::ClientMessage { message: Some(v1::client_message::Message::Hello(hello)) };
-    send(&socket, &message.encode_to_vec(), SendFlags::empty()).expect("it takes packets");
-    let mut buffer = [0; 4096];
-    let (_, len) = recv(&socket, &mut buffer[..], RecvFlags::empty()).expect("an answer");
-    let answer = v1::DaemonMessage::decode(&buffer[..len]).expect("a message of the protocol");
-    match answer.message {
-        Some(v1::daemon_message::Message::Welcome(welcome)) => (socket, welcome.token),
-        other => panic!("no welcome but {other:?}"),
     }
 }

@@ -205,6 +205,28 @@ async fn proof_with_what_is_no_gpu_is_answered_and_the_session_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn gpu_is_leased_only_after_its_device_node_was_shown() {
+    // /dev/null stands for the GPU's node: 1:3 on every Linux.
+    let server = TestServer::with_proof(1, 3);
+    let (session, welcome) = server.welcomed();
+    let mut buffers = BuffersClient::new(server.channel().await);
+    let refused = buffers.acquire(with_token(on_gpu("GPU0"), &welcome)).await.expect_err("nothing was shown");
+    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::PermissionDenied, "GPU_NOT_PROVEN"));
+    let null = std::fs::File::open("/dev/null").expect("it opens");
+    session.send(&client_message::Message::ProveGpus(v1::ProveGpus { request_id: 7 }), &[null.as_fd()]);
+    let Some((daemon_message::Message::GpusProven(answer), _)) = session.receive() else { panic!("no answer") };
+    assert_eq!((answer.request_id, answer.gpu_uuids.len(), answer.error.as_str()), (7, 1, ""));
+    let lease = acquire(&mut buffers, &welcome).await;
+    assert_eq!(vec![lease.gpu_uuid], answer.gpu_uuids);
+    let refused = buffers.acquire(with_token(on_gpu("GPU1"), &welcome)).await.expect_err("another gpu");
+    assert_eq!(reason(&refused), "GPU_NOT_PROVEN");
+    let (_other, other_welcome) = server.welcomed();
+    let refused = buffers.acquire(with_token(on_gpu("GPU0"), &other_welcome)).await.expect_err("another session");
+    assert_eq!(reason(&refused), "GPU_NOT_PROVEN");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn leases_of_a_closed_session_come_back() {
     let server = TestServer::start();
     let (_watcher, watching) = server.welcomed();

@@ -1,9 +1,12 @@
 //! Starts `gdrd` as systemd would, and listens to what it says.
 
 #![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::panic, reason = "what ends a test")]
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -12,6 +15,10 @@ use std::time::Duration;
 use gdrd_proto::v1;
 use gdrd_proto::v1::host_client::HostClient;
 use hyper_util::rt::TokioIo;
+use prost::Message as _;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send, socket_with,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
@@ -28,6 +35,8 @@ pub(crate) struct Stage {
 impl Stage {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
+        // Users other than the test's own pass through to the daemon's sockets.
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("it is ours");
         let notify = UnixDatagram::bind(folder.path().join("notify")).expect("a socket");
         notify.set_read_timeout(Some(WATCHDOG)).expect("a watchdog");
         Self { folder, notify }
@@ -177,4 +186,22 @@ pub(crate) fn names_in(folder: &Path) -> Vec<String> {
         entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();
     names.sort();
     names
+}
+
+/// Shakes hands by hand: the client keeps its token to itself.
+pub(crate) fn raw_session(path: &Path) -> (OwnedFd, Vec<u8>) {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let socket = socket.expect("a socket");
+    connect(&socket, &SocketAddrUnix::new(path).expect("a short path")).expect("it listens");
+    let status = v1::Versions { api: gdrd_proto::API_VERSION, ring: 1, generation_page: 1 };
+    let hello = v1::Hello { versions: Some(status), client_name: "test".to_owned() };
+    let message = v1::ClientMessage { message: Some(v1::client_message::Message::Hello(hello)) };
+    send(&socket, &message.encode_to_vec(), SendFlags::empty()).expect("it takes packets");
+    let mut buffer = [0; 4096];
+    let (_, len) = recv(&socket, &mut buffer[..], RecvFlags::empty()).expect("an answer");
+    let answer = v1::DaemonMessage::decode(&buffer[..len]).expect("a message of the protocol");
+    match answer.message {
+        Some(v1::daemon_message::Message::Welcome(welcome)) => (socket, welcome.token),
+        other => panic!("no welcome but {other:?}"),
+    }
 }

@@ -14,6 +14,8 @@ use gdrd_proto::v1::{self, client_message, daemon_message};
 use gdrd_proto::{API_VERSION, MAX_SESSION_PACKET_BYTES};
 use gdrd_server::{Backend, HostFacts, Server, ServerConfig, ServerLimits, Sockets, Topology};
 use gdrd_sim::{SimHost, SimOptions};
+use gdrd_topology::assemble::ReadOptions;
+use gdrd_topology::model::Snapshot;
 use gdrd_topology::plan::PlanOptions;
 use gdrd_topology::profile;
 use hyper_util::rt::TokioIo;
@@ -70,10 +72,26 @@ impl TestServer {
         Self::with_all(ServerLimits::default(), policy, config, "")
     }
 
-    /// Starts one with everything given; sessions prove no GPU.
+    /// Starts one whose GPU0 has this device node, and whose sessions must prove their GPUs by device nodes.
+    pub(crate) fn with_proof(major: u32, minor: u32) -> Self {
+        let text = profile::builtin_text(PROFILE).expect("a built-in profile");
+        assert!(text.contains(" dev=char:195:0"), "the profile says which node GPU0 has");
+        let text = text.replace(" dev=char:195:0\n", &format!(" dev=char:{major}:{minor}\n"));
+        let snapshot = profile::snapshot(&text, None, &ReadOptions::default()).expect("a profile");
+        let policy = Policy::new(rustix::process::geteuid().as_raw(), None, None);
+        let config = EngineConfig { policy, gpu_proof: GpuProof::DeviceNode, ..EngineConfig::default() };
+        Self::over(snapshot, ServerLimits::default(), config, "")
+    }
+
+    /// Starts one over the built-in profile; sessions prove no GPU.
     fn with_all(limits: ServerLimits, policy: Policy, config: EngineConfig, script: &str) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
         let snapshot = profile::builtin(PROFILE).expect("a built-in profile");
+        let config = EngineConfig { policy, gpu_proof: GpuProof::None, ..config };
+        Self::over(snapshot, limits, config, script)
+    }
+
+    fn over(snapshot: Snapshot, limits: ServerLimits, config: EngineConfig, script: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
         let sim = SimHost::from_host_with(&snapshot.host, SimOptions::default()).expect("it simulates");
         sim.inject_text(script).expect("a script of the test");
         let topology = Topology::new(snapshot, PlanOptions::default());
@@ -84,7 +102,6 @@ impl TestServer {
             hcas: sim.hcas(),
             plan: host_plan(&topology),
         };
-        let config = EngineConfig { policy, gpu_proof: GpuProof::None, ..config };
         let engine = Engine::start(config, hardware).expect("the engine starts");
         let facts = HostFacts {
             backends: vec![Backend { name: "sim", present: true, reason: "a test".to_owned() }],
