@@ -11,12 +11,14 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
+mod gpu_bytes;
 mod gpu_facts;
 mod gpu_memory;
 mod hca;
 mod work;
 
 pub use error::{GpuMemoryError, HcaError, PostError};
+pub use gpu_bytes::{GpuAtomic, GpuBytes, GpuCopies};
 pub use gpu_facts::{DeviceNumber, GpuFact, GpuFacts, GpuHealth};
 pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid};
 pub use hca::{

@@ -38,7 +38,7 @@ impl ProtectionDomain for Domain {
             len_bytes: range.len_bytes,
             access,
             offset: range.offset,
-            segment: range.segment,
+            bytes: range.bytes,
         };
         let region = self.hca.keys.insert(seed).ok_or_else(|| self.hca.exhausted(CALL, "memory regions"))?;
         Ok(Box::new(RegionHandle::new(Arc::clone(&self.hca), region)))

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
 use std::time::Duration;
 
-use gdrd_hal::{ACK_TIMEOUT_EXPONENT, Endpoint, Gid, RETRY_COUNT};
+use gdrd_hal::{ACK_TIMEOUT_EXPONENT, Endpoint, Gid, GpuCopies, RETRY_COUNT};
 
 use crate::fault::{FaultEvent, FaultRules};
 use crate::gpu::GpuCore;
@@ -37,17 +37,20 @@ pub(crate) struct Fabric {
     pub(crate) faults: FaultRules,
     pub(crate) timer: Timer,
     pub(crate) timing: Timing,
+    /// Memory of real GPUs, where there is some.
+    pub(crate) gpu_copies: Option<Arc<dyn GpuCopies>>,
     next_id: AtomicU64,
 }
 
 impl Fabric {
-    pub(crate) fn new(gpus: Vec<Arc<GpuCore>>, timing: Timing) -> Self {
+    pub(crate) fn new(gpus: Vec<Arc<GpuCore>>, timing: Timing, gpu_copies: Option<Arc<dyn GpuCopies>>) -> Self {
         Self {
             hcas: RwLock::new(Vec::new()),
             gpus,
             faults: FaultRules::default(),
             timer: Timer::default(),
             timing,
+            gpu_copies,
             next_id: AtomicU64::new(1),
         }
     }

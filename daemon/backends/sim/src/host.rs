@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use gdrd_hal::{GpuFacts, GpuMemory, Hca};
+use gdrd_hal::{GpuCopies, GpuFacts, GpuMemory, Hca};
 use gdrd_topology::model::Host;
 
 use crate::fabric::{Fabric, Timing};
@@ -53,7 +53,7 @@ pub enum SimError {
 }
 
 /// How a simulated host departs from its description.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct SimOptions {
     /// How long queue pairs wait for peers.
     pub timing: Timing,
@@ -61,11 +61,24 @@ pub struct SimOptions {
     pub faults: FaultScript,
     /// Whether GPU allocations carry a dma-buf.
     pub gpu_dma_buf: bool,
+    /// Memory of real GPUs: the HCAs register its dma-bufs too, and its bytes are moved by copies on the device.
+    pub gpu_copies: Option<Arc<dyn GpuCopies>>,
+}
+
+impl std::fmt::Debug for SimOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimOptions")
+            .field("timing", &self.timing)
+            .field("faults", &self.faults)
+            .field("gpu_dma_buf", &self.gpu_dma_buf)
+            .field("gpu_copies", &self.gpu_copies.is_some())
+            .finish()
+    }
 }
 
 impl Default for SimOptions {
     fn default() -> Self {
-        Self { timing: Timing::default(), faults: FaultScript::default(), gpu_dma_buf: true }
+        Self { timing: Timing::default(), faults: FaultScript::default(), gpu_dma_buf: true, gpu_copies: None }
     }
 }
 
@@ -118,7 +131,7 @@ impl SimHost {
         check_unique("gpu uuid", spec.gpus.iter().map(|gpu| gpu.uuid.0.as_str()))?;
         check_unique("hca", spec.hcas.iter().map(|hca| hca.name.as_str()))?;
         let gpus = spec.gpus.into_iter().map(GpuCore::new).collect();
-        let fabric = Arc::new(Fabric::new(gpus, options.timing));
+        let fabric = Arc::new(Fabric::new(gpus, options.timing, options.gpu_copies));
         let hcas: Result<_, _> = spec.hcas.into_iter().map(|hca| HcaCore::new(hca, Arc::clone(&fabric))).collect();
         let hcas = hcas.map_err(SimError::Descriptors)?;
         let host = Self { fabric, hcas, gpu_dma_buf: options.gpu_dma_buf };

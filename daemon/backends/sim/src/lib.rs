@@ -14,6 +14,7 @@
 //! Must not know: tenants, sessions, leases, pools, rings, gRPC.
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod completion;
 mod domain;
 mod event_fd;

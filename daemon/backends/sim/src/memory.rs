@@ -6,6 +6,7 @@ use gdrd_hal::{Access, HcaError, MemorySource};
 use gdrd_shm::{Access as MapAccess, Segment, ShmError};
 use rustix::io::Errno;
 
+use crate::bytes::Bytes;
 use crate::hca::HcaCore;
 
 /// Name of the memfds that stand for GPU memory. It is this backend's notion of a dma-buf: what has
@@ -20,7 +21,7 @@ const CALL: &str = "register";
 
 /// A range that passed all checks.
 pub(crate) struct Range {
-    pub(crate) segment: Segment,
+    pub(crate) bytes: Bytes,
     pub(crate) offset: u64,
     pub(crate) len_bytes: u64,
     pub(crate) iova: u64,
@@ -29,35 +30,42 @@ pub(crate) struct Range {
 /// Maps what `source` names for a region of `access` whose first byte shall have wire address `iova`.
 pub(crate) fn open(hca: &HcaCore, source: MemorySource<'_>, access: Access, iova: u64) -> Result<Range, HcaError> {
     let invalid = |reason: String| hca.invalid(CALL, reason);
-    let (fd, offset, len_bytes) = match source {
+    let (bytes, offset, len_bytes) = match source {
         MemorySource::DmaBuf { fd, offset, len_bytes } => {
             if !hca.capabilities.dma_buf {
                 return Err(hca.unsupported("register dma-bufs; use host memory"));
             }
-            if !is_gpu_memory(hca, fd)? {
-                return Err(invalid(format!("fd {} is no dma-buf", fd.as_raw_fd())));
-            }
-            (fd, offset, len_bytes)
+            (dma_buf(hca, fd, access)?, offset, len_bytes)
         }
         MemorySource::Host { fd, offset, len_bytes } => {
             if is_gpu_memory(hca, fd)? {
                 return Err(invalid(format!("fd {} is gpu memory, not host memory", fd.as_raw_fd())));
             }
-            (fd, offset, len_bytes)
+            (Bytes::Segment(map(hca, fd, access)?), offset, len_bytes)
         }
         _ => return Err(hca.unsupported("register this kind of memory")),
     };
-    let segment = map(hca, fd, access)?;
-    let end = offset.checked_add(len_bytes).filter(|end| len_bytes > 0 && *end <= segment.len_bytes());
+    let end = offset.checked_add(len_bytes).filter(|end| len_bytes > 0 && *end <= bytes.len_bytes());
     if end.is_none() {
-        let memory_bytes = segment.len_bytes();
+        let memory_bytes = bytes.len_bytes();
         return Err(invalid(format!("{len_bytes} bytes at offset {offset} of a memory of {memory_bytes} bytes")));
     }
     let iova = match hca.capabilities.iova_honoured {
         true => checked_iova(hca, iova, offset, len_bytes)?,
         false => own_iova(offset),
     };
-    Ok(Range { segment, offset, len_bytes, iova })
+    Ok(Range { bytes, offset, len_bytes, iova })
+}
+
+/// GPU memory behind a dma-buf: of a real GPU, where the host has some, else a memfd of the right name.
+fn dma_buf(hca: &HcaCore, fd: BorrowedFd<'_>, access: Access) -> Result<Bytes, HcaError> {
+    if let Some(found) = hca.fabric.gpu_copies.as_ref().and_then(|copies| copies.find(fd)) {
+        return Ok(Bytes::Gpu(found));
+    }
+    if !is_gpu_memory(hca, fd)? {
+        return Err(hca.invalid(CALL, format!("fd {} is no dma-buf", fd.as_raw_fd())));
+    }
+    Ok(Bytes::Segment(map(hca, fd, access)?))
 }
 
 fn checked_iova(hca: &HcaCore, iova: u64, offset: u64, len_bytes: u64) -> Result<u64, HcaError> {
@@ -78,6 +86,9 @@ fn own_iova(offset: u64) -> u64 {
 }
 
 fn is_gpu_memory(hca: &HcaCore, fd: BorrowedFd<'_>) -> Result<bool, HcaError> {
+    if hca.fabric.gpu_copies.as_ref().is_some_and(|copies| copies.find(fd).is_some()) {
+        return Ok(true);
+    }
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let link = std::fs::read_link(&path).map_err(|error| HcaError::Driver {
         hca: hca.name.clone(),

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use gdrd_hal::{Access, HcaError, MemoryRegion};
-use gdrd_shm::Segment;
 
+use crate::bytes::Bytes;
 use crate::fault::Call;
 use crate::hca::HcaCore;
 use crate::keys::{KeyKind, KeyTable};
@@ -53,12 +53,12 @@ pub(crate) struct Region {
     pub(crate) iova: u64,
     pub(crate) len_bytes: u64,
     pub(crate) access: Access,
-    /// Where the range starts in `segment`.
+    /// Where the range starts in `bytes`.
     pub(crate) offset: u64,
-    pub(crate) segment: Segment,
+    pub(crate) bytes: Bytes,
     /// Set once deregistration has begun: no new operation may start.
     ended: AtomicBool,
-    /// The last field: it is said when the segment is unmapped.
+    /// The last field: it is said when the memory is let go of.
     farewell: SaidAtTheEnd,
 }
 
@@ -69,12 +69,12 @@ pub(crate) struct RegionSeed {
     pub(crate) len_bytes: u64,
     pub(crate) access: Access,
     pub(crate) offset: u64,
-    pub(crate) segment: Segment,
+    pub(crate) bytes: Bytes,
 }
 
 impl Region {
     pub(crate) fn new(seed: RegionSeed, lkey: u32, rkey: u32) -> Self {
-        let RegionSeed { pd_id, iova, len_bytes, access, offset, segment } = seed;
+        let RegionSeed { pd_id, iova, len_bytes, access, offset, bytes } = seed;
         Self {
             lkey,
             rkey,
@@ -83,7 +83,7 @@ impl Region {
             len_bytes,
             access,
             offset,
-            segment,
+            bytes,
             ended: AtomicBool::new(false),
             farewell: SaidAtTheEnd::default(),
         }

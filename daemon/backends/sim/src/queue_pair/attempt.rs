@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use gdrd_hal::{Access, LocalSpan, Opcode, QueuePairType, WorkRequest, WorkStatus};
-use gdrd_shm::Segment;
 
 use super::respond::{ATOMIC_BYTES, Asked};
 use super::{Aftermath, Connection, QueuePairCore, Reason, SendSide};
+use crate::bytes::Bytes;
 use crate::keys::KeyKind;
 use crate::region::{Region, RegionCache};
 
@@ -31,8 +31,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn segment(&self) -> &Segment {
-        &self.region.segment
+    pub(super) fn bytes(&self) -> &Bytes {
+        &self.region.bytes
     }
 }
 
@@ -44,12 +44,12 @@ pub(super) enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Lands `len_bytes` at an offset of a segment. The range was checked and is writable.
-    pub(super) fn land(&self, to: &Segment, offset: u64, len_bytes: u32) -> Result<(), WorkStatus> {
+    /// Lands `len_bytes` at an offset of memory. The range was checked and is writable.
+    pub(super) fn land(&self, to: &Bytes, offset: u64, len_bytes: u32) -> Result<(), WorkStatus> {
         let copied = match self {
             Self::Nothing => Ok(()),
             Self::Inline(bytes) => to.write_from(offset, bytes),
-            Self::Memory(from) => from.segment().copy_to(from.offset, to, offset, u64::from(len_bytes)),
+            Self::Memory(from) => from.bytes().copy_to(from.offset, to, offset, u64::from(len_bytes)),
         };
         copied.map_err(|_| WorkStatus::RemoteOperation)
     }
@@ -189,7 +189,7 @@ impl QueuePairCore {
             (0, _) => Err(WorkStatus::LocalLength),
             _ => peer.take_read(Asked { request, len_bytes }, &mut send.remote, after).and_then(|from| {
                 let to = self.local_place(&mut send.local, request.local, true)?;
-                let copied = from.segment().copy_to(from.offset, to.segment(), to.offset, u64::from(len_bytes));
+                let copied = from.bytes().copy_to(from.offset, to.bytes(), to.offset, u64::from(len_bytes));
                 copied.map(|()| len_bytes).map_err(|_| WorkStatus::LocalProtection)
             }),
         };
@@ -213,7 +213,7 @@ impl QueuePairCore {
         let old = peer.take_atomic(Asked { request, len_bytes }, &mut send.remote, after);
         let result = old.and_then(|old| {
             let to = self.local_place(&mut send.local, request.local, true)?;
-            let stored = to.segment().write_from(to.offset, &old.to_ne_bytes());
+            let stored = to.bytes().write_from(to.offset, &old.to_ne_bytes());
             stored.map(|()| len_bytes).map_err(|_| WorkStatus::LocalProtection)
         });
         send.peer = Some(peer);

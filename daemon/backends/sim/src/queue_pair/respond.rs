@@ -7,7 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use gdrd_hal::{Access, HcaEvent, Opcode, PostError, QueuePairState, ReceiveRequest, WorkRequest, WorkStatus};
+use gdrd_hal::{
+    Access, GpuAtomic, HcaEvent, Opcode, PostError, QueuePairState, ReceiveRequest, WorkRequest, WorkStatus,
+};
 
 use super::attempt::{Attempt, Payload, Place};
 use super::{Aftermath, QueuePairCore, Reason, ReceiveSide};
@@ -105,7 +107,7 @@ impl QueuePairCore {
             return Ok(());
         }
         let to = self.remote_place(asked, cache, |access| access.remote_write)?;
-        payload.land(to.segment(), to.offset, asked.len_bytes)
+        payload.land(to.bytes(), to.offset, asked.len_bytes)
     }
 
     pub(super) fn take_write(
@@ -146,13 +148,12 @@ impl QueuePairCore {
         }
         let at = self.remote_place(asked, cache, |access| access.remote_atomic)?;
         // Wire address and offset agree inside a page, so an aligned address is an aligned word.
-        let word = at.segment().atomic_u64(at.offset).map_err(|_| WorkStatus::RemoteInvalidRequest)?;
-        Ok(match request.opcode {
-            Opcode::FetchAdd => word.fetch_add(request.operand, Ordering::AcqRel),
-            _ => word
-                .compare_exchange(request.compare, request.operand, Ordering::AcqRel, Ordering::Acquire)
-                .unwrap_or_else(|found| found),
-        })
+        let operand = request.operand;
+        let operation = match request.opcode {
+            Opcode::FetchAdd => GpuAtomic::FetchAdd { operand },
+            _ => GpuAtomic::CompareSwap { compare: request.compare, operand },
+        };
+        at.bytes().atomic(at.offset, operation).map_err(|_| WorkStatus::RemoteInvalidRequest)
     }
 
     /// A send or a write with immediate: consumes a receive.
@@ -189,7 +190,7 @@ impl QueuePairCore {
         let Some(posted) = receive.queue.front().copied() else { return Err(WorkStatus::RemoteOperation) };
         let (own, requesters) = match self.local_place(&mut receive.local, posted.local, true) {
             _ if len_bytes > posted.local.len_bytes => (WorkStatus::LocalLength, WorkStatus::RemoteInvalidRequest),
-            Ok(to) => return payload.land(to.segment(), to.offset, len_bytes),
+            Ok(to) => return payload.land(to.bytes(), to.offset, len_bytes),
             Err(_) if posted.local.len_bytes == 0 => return Ok(()),
             Err(status) => (status, WorkStatus::RemoteOperation),
         };
@@ -230,8 +231,8 @@ impl QueuePairCore {
         let landed = match self.local_place(&mut receive.local, posted.local, true) {
             _ if posted.local.len_bytes < header_bytes + len_bytes => Err(WorkStatus::LocalLength),
             Ok(to) => {
-                let header_landed = to.segment().write_from(to.offset, header);
-                let landed = payload.land(to.segment(), to.offset + u64::from(header_bytes), len_bytes);
+                let header_landed = to.bytes().write_from(to.offset, header);
+                let landed = payload.land(to.bytes(), to.offset + u64::from(header_bytes), len_bytes);
                 header_landed.map_err(|_| WorkStatus::LocalProtection).and(landed)
             }
             Err(status) => Err(status),
