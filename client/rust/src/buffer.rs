@@ -4,11 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use gdrd_client_sys::Mapping;
 use gdrd_proto::v1;
 use gdrd_proto::v1::buffers_client::BuffersClient;
 use gdrd_ring::LocalSpan;
 use gdrd_shm::{Access, Segment};
 
+use crate::bytes::MemoryReader;
 use crate::error::ClientError;
 use crate::finish::FinishOnDrop;
 use crate::options::AcquireOptions;
@@ -133,6 +135,8 @@ pub struct Buffer {
     registrations: Vec<Hidden>,
     fd: Mutex<Option<OwnedFd>>,
     memory: OnceLock<Segment>,
+    /// What `memory` is for a CUDA GPU.
+    pub(crate) device: OnceLock<Mapping>,
     held: bool,
     live: Option<Live>,
 }
@@ -196,6 +200,7 @@ impl Buffer {
             registrations: lease.registrations.into_iter().map(Hidden).collect(),
             fd: Mutex::new(None),
             memory: OnceLock::new(),
+            device: OnceLock::new(),
             held: true,
             live: None,
             session,
@@ -272,7 +277,8 @@ impl Buffer {
     /// The memory, mapped at the first call. The mapping stays valid after the end of the lease: only NIC access ends.
     ///
     /// # Errors
-    /// [`ClientError::NotMappable`] for memory of a real GPU, [`ClientError::Memory`].
+    /// [`ClientError::NotMappable`] for memory of a real GPU, which has [`Buffer::device_memory`];
+    /// [`ClientError::Memory`].
     pub fn memory(&self) -> Result<&Segment, ClientError> {
         if self.kind != MemoryKind::Memfd {
             return Err(ClientError::NotMappable { kind: format!("{:?}", self.kind) });
@@ -294,9 +300,10 @@ impl Buffer {
     /// Copies bytes of the buffer at `offset` into `to`.
     ///
     /// # Errors
-    /// [`ClientError::Memory`] outside the buffer, and as [`Buffer::memory`].
+    /// [`ClientError::Memory`] or [`ClientError::Cuda`] outside the buffer, and as [`Buffer::memory`] and
+    /// [`Buffer::device_memory`].
     pub fn read_into(&self, offset: u64, to: &mut [u8]) -> Result<(), ClientError> {
-        Ok(self.memory()?.read_into(offset, to)?)
+        self.bytes()?.read_into(offset, to)
     }
 
     /// Copies `from` into the buffer at `offset`.
@@ -304,7 +311,7 @@ impl Buffer {
     /// # Errors
     /// As [`Buffer::read_into`].
     pub fn write_from(&self, offset: u64, from: &[u8]) -> Result<(), ClientError> {
-        Ok(self.memory()?.write_from(offset, from)?)
+        self.bytes()?.write_from(offset, from)
     }
 
     /// A reader over `len_bytes` at `offset`, for digests and files: `std::io::copy(&mut reader, &mut hasher)`. What a
@@ -313,9 +320,9 @@ impl Buffer {
     /// # Errors
     /// As [`Buffer::read_into`].
     pub fn reader(&self, offset: u64, len_bytes: u64) -> Result<impl std::io::Read + '_, ClientError> {
-        let memory = self.memory()?;
+        let memory = self.bytes()?;
         memory.check_range(offset, len_bytes)?;
-        Ok(MemoryReader { memory, offset, left_bytes: len_bytes })
+        Ok(MemoryReader::new(memory, offset, len_bytes))
     }
 
     /// A second descriptor of the memory, to map or import by other means; close-on-exec.
@@ -374,23 +381,6 @@ impl Drop for Buffer {
     }
 }
 
-struct MemoryReader<'a> {
-    memory: &'a Segment,
-    offset: u64,
-    left_bytes: u64,
-}
-
-impl std::io::Read for MemoryReader<'_> {
-    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
-        let len = usize::try_from(self.left_bytes).unwrap_or(usize::MAX).min(to.len());
-        let to = to.get_mut(..len).unwrap_or_default();
-        self.memory.read_into(self.offset, to).map_err(std::io::Error::other)?;
-        self.offset += len as u64;
-        self.left_bytes -= len as u64;
-        Ok(len)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -421,15 +411,5 @@ mod tests {
     fn debug_output_has_no_rkey() {
         let hidden = registration(100);
         assert!(!format!("{:?}", Registration { registration: &hidden }).contains("77777"));
-    }
-
-    #[test]
-    fn readers_give_the_range_and_then_end() {
-        let memory = Segment::create("reader", 4096).unwrap();
-        memory.write_from(10, b"content").unwrap();
-        let mut reader = MemoryReader { memory: &memory, offset: 10, left_bytes: 7 };
-        let mut text = String::new();
-        std::io::Read::read_to_string(&mut reader, &mut text).unwrap();
-        assert_eq!(text, "content");
     }
 }

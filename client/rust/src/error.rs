@@ -90,6 +90,9 @@ pub enum ClientError {
         /// The daemon's word for it.
         kind: String,
     },
+    /// Memory of a CUDA GPU: no driver in this process, a GPU that it is not shown, or a call that the driver refused.
+    #[error("memory of a gpu")]
+    Cuda(#[from] gdrd_client_sys::CudaError),
     /// Shared memory: a range outside the buffer, or a mapping that the kernel refused.
     #[error(transparent)]
     Memory(#[from] gdrd_shm::ShmError),

@@ -19,12 +19,15 @@
 //!
 //! Owner of state: the session's task alone reads the session socket; buffers and queue pairs own their mappings.
 //!
-//! It must not know how the daemon works inside, and links neither libibverbs nor libcuda: it starts on every host.
+//! It must not know how the daemon works inside, and links neither libibverbs nor libcuda: it starts on every host, and loads libcuda at
+//! the first use of a CUDA GPU's memory.
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod bytes;
 mod calls;
 mod client;
+mod device_memory;
 mod error;
 mod finish;
 mod leases;
@@ -38,6 +41,7 @@ mod topology;
 pub use buffer::{Buffer, MemoryKind, Registration};
 pub use client::{Client, ClientOptions};
 pub use error::ClientError;
+pub use gdrd_client_sys::{CudaError, Gpu, Mapping, Stream};
 pub use gdrd_ring::{
     Completion, CompletionOpcode, InlineData, LocalSpan, Operation, RefusalReason, RemoteSpan, Source, Status,
     Submission, SubmissionFlags,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use crate::config::LogFormat;
+use crate::worker::WorkerCommand;
 
 /// Exit codes, as `--help` and the README give them.
 const EXIT_CODES: &str = "Exit codes:
@@ -32,6 +33,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIR")]
     pub(crate) sysfs_root: Option<PathBuf>,
 
+    /// Add this many simulated HCAs that move real GPU memory by copies on the device, for machines without a NIC
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=16), conflicts_with = "sim")]
+    pub(crate) sim_hca: Option<u8>,
+
     /// Configuration file; without it every key has its default
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -51,6 +56,18 @@ pub(crate) struct Arguments {
     /// How it is logged: text or json; over the configuration
     #[arg(long, value_name = "FORMAT")]
     pub(crate) log_format: Option<LogFormat>,
+
+    /// What the daemon starts itself for
+    #[command(subcommand)]
+    pub(crate) command: Option<Hidden>,
+}
+
+/// Processes that the daemon starts from its own binary.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Hidden {
+    /// Where the GPU driver's library lives
+    #[command(subcommand, hide = true)]
+    Worker(WorkerCommand),
 }
 
 #[cfg(test)]

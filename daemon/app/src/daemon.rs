@@ -12,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::hardware::{self, Origin};
+use crate::hardware::{self, Machine, Origin};
 use crate::notify;
 
 /// Cores up to which one thread serves. A call and its fds are two tasks that wake each other: on one thread that costs
@@ -45,6 +45,8 @@ pub(crate) fn runtime() -> anyhow::Result<Runtime> {
 pub(crate) struct Rescan {
     /// Where it is read.
     pub(crate) origin: Origin,
+    /// What this machine has beside its topology.
+    pub(crate) machine: Machine,
     /// How it is read.
     pub(crate) options: ReadOptions,
     /// How often; zero for never.
@@ -100,22 +102,22 @@ async fn asked_to_end(terminate: &mut Signal, interrupt: &mut Signal) -> &'stati
 
 /// Reads the host again at each interval; pending for ever where it cannot change or nobody wants it.
 async fn watch_host(rescan: Rescan) {
-    let Rescan { origin, options, interval, topology, engine } = rescan;
+    let Rescan { origin, machine, options, interval, topology, engine } = rescan;
     if origin == Origin::Simulated || interval.is_zero() {
         return std::future::pending().await;
     }
     loop {
         tokio::time::sleep(interval).await;
-        let (origin, options) = (origin.clone(), options.clone());
-        match tokio::task::spawn_blocking(move || hardware::read(&origin, &options)).await {
-            Ok(Ok(snapshot)) => apply(&topology, &engine, topology.update(snapshot)),
+        let (origin, options, asked) = (origin.clone(), options.clone(), machine.clone());
+        match tokio::task::spawn_blocking(move || hardware::read(&origin, &options, &asked)).await {
+            Ok(Ok(snapshot)) => apply(&topology, &engine, &machine, topology.update(snapshot)),
             Ok(Err(error)) => warn!("topology is as before: {error:#}"),
             Err(error) => warn!(%error, "the topology reader ended by itself"),
         }
     }
 }
 
-fn apply(topology: &Topology, engine: &Engine, change: Change) {
+fn apply(topology: &Topology, engine: &Engine, machine: &Machine, change: Change) {
     let Change::Replanned(replan) = change else { return };
     info!(generation = topology.current().generation(), "the host has changed");
     for moved in &replan.moved {
@@ -124,5 +126,5 @@ fn apply(topology: &Topology, engine: &Engine, change: Change) {
     if replan.better.is_some() {
         info!("another pairing would be better than the one in force");
     }
-    engine.update_plan(hardware::host_plan(topology, &[]));
+    engine.update_plan(hardware::host_plan(topology, &[], machine));
 }

@@ -7,19 +7,27 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
+use gdrd_cuda::WorkerPool;
 use gdrd_engine::{GpuProof, GpuUuid, Hardware, HostPlan, MemoryKind, PlannedGpu};
-use gdrd_hal::GpuFact;
+use gdrd_hal::{Gid, GidEntry, GidType, GpuCopies, GpuFact, GpuFacts, GpuMemory, LinkLayer, PortState};
 use gdrd_server::{Backend, Topology};
 use gdrd_sim::fault::MAX_SCRIPT_BYTES;
-use gdrd_sim::{SimHost, SimOptions};
+use gdrd_sim::{Provider, SimHca, SimHost, SimOptions, SimPort, SimSpec};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::{profile, read_input, read_live, read_root};
 
 use crate::arguments::Arguments;
-use crate::config::TopologyKeys;
+use crate::config::{Config, TopologyKeys};
+use crate::gpus::{self, NvmlFacts};
+
+/// Rate that simulated HCAs over GPU memory tell.
+const SIM_RATE_GBPS: f64 = 400.0;
+/// Their MTU, bytes.
+const SIM_MTU_BYTES: u32 = 4096;
 
 /// Where the topology comes from, and comes from again at each rescan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,11 +40,21 @@ pub(crate) enum Origin {
     Captured(PathBuf),
 }
 
+/// What a machine has beside what its topology says. Empty for simulated and captured hosts.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Machine {
+    nvml: Option<Arc<NvmlFacts>>,
+    /// Simulated HCAs over real GPU memory.
+    sim_hcas: Vec<String>,
+}
+
 /// What was chosen.
 #[derive(Debug)]
 pub(crate) struct Chosen {
     /// Where topology comes from.
     pub(crate) origin: Origin,
+    /// What this machine has beside its topology.
+    pub(crate) machine: Machine,
     /// Topology and plan.
     pub(crate) topology: Topology,
     /// For the engine.
@@ -53,10 +71,11 @@ pub(crate) struct Chosen {
 ///
 /// # Errors
 /// When the profile, the fault script or the host cannot be read.
-pub(crate) fn choose(arguments: &Arguments, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
-    match &arguments.sim {
-        Some(name) => simulated(name, arguments.fault_script.as_deref(), keys),
-        None => real(arguments.sysfs_root.clone(), keys),
+pub(crate) fn choose(arguments: &Arguments, config: &Config) -> anyhow::Result<Chosen> {
+    match (&arguments.sim, &arguments.sysfs_root) {
+        (Some(name), _) => simulated(name, arguments.fault_script.as_deref(), &config.topology),
+        (None, Some(root)) => captured(root.clone(), &config.topology),
+        (None, None) => live(arguments.sim_hca.unwrap_or(0), config),
     }
 }
 
@@ -76,12 +95,13 @@ fn simulated(name: &str, fault_script: Option<&Path>, keys: &TopologyKeys) -> an
         gpu_memory_kind: MemoryKind::Memfd,
         gpu_facts: Some(sim.gpu_facts()),
         hcas: sim.hcas(),
-        plan: host_plan(&topology, &facts),
+        plan: host_plan(&topology, &facts, &Machine::default()),
     };
-    let mut backends = vec![Backend { name: "sim", present: true, reason: found }];
+    let mut backends = vec![backend("sim", Ok(found))];
     backends.extend(absent("the host is simulated"));
     Ok(Chosen {
         origin: Origin::Simulated,
+        machine: Machine::default(),
         topology,
         hardware,
         backends,
@@ -90,35 +110,112 @@ fn simulated(name: &str, fault_script: Option<&Path>, keys: &TopologyKeys) -> an
     })
 }
 
-fn real(sysfs_root: Option<PathBuf>, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
-    let origin = sysfs_root.map_or(Origin::Live, Origin::Captured);
-    let topology = Topology::new(read(&origin, &keys.read_options()?)?, keys.plan_options()?);
+fn captured(root: PathBuf, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
+    let mut chosen = without_backends(Origin::Captured(root), Machine::default(), keys)?;
+    chosen.backends.extend(absent("the host is a captured one"));
+    Ok(chosen)
+}
+
+fn live(sim_hcas: u8, config: &Config) -> anyhow::Result<Chosen> {
+    let found = gpus::find(&config.gpu);
+    let nvml = found.as_ref().ok().map(|gpus| Arc::clone(&gpus.facts));
+    let report = nvml.as_ref().map(|nvml| nvml.report()).unwrap_or_default();
+    let pool = match &found {
+        Ok(gpus) => gpus.pool.clone(),
+        Err(_) => Err("without nvml it is not known which gpus may be used".to_owned()),
+    };
+    let hcas = match &pool {
+        _ if sim_hcas == 0 => Vec::new(),
+        Ok(pool) => sim_hcas_over(pool, sim_hcas)?.hcas(),
+        Err(reason) => bail!("--sim-hca needs gpu memory, and there is none: {reason}"),
+    };
+    let machine = Machine { nvml: nvml.clone(), sim_hcas: hcas.iter().map(|hca| hca.name().to_owned()).collect() };
+    let mut chosen = without_backends(Origin::Live, machine, &config.topology)?;
+    if !hcas.is_empty() {
+        chosen.backends = vec![backend("sim", Ok(format!("{} simulated hcas that copy on the gpu", hcas.len())))];
+    }
+    let served = report.gpus.iter().filter(|gpu| gpu.skip_reason().is_none()).count();
+    let of_all = format!("{served} of {} gpus, a worker process each", report.gpus.len());
+    let driver = format!("driver {}, {} gpus", report.driver_version, report.gpus.len());
+    chosen.backends.extend([
+        backend("verbs", Err("this build does not contain it".to_owned())),
+        backend("cuda", pool.as_ref().map(|_| of_all).map_err(Clone::clone)),
+        backend("nvml", found.map(|_| driver).map_err(|error| format!("{error:#}"))),
+    ]);
+    chosen.hardware.hcas = hcas;
+    chosen.hardware.gpu_memory = pool.ok().map(|pool| pool as Arc<dyn GpuMemory>);
+    chosen.hardware.gpu_facts = nvml.map(|nvml| nvml as Arc<dyn GpuFacts>);
+    Ok(chosen)
+}
+
+/// This machine or a captured one with nothing that could serve it, but that there is no simulated host.
+fn without_backends(origin: Origin, machine: Machine, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
+    let snapshot = read(&origin, &keys.read_options()?, &machine)?;
+    let topology = Topology::new(snapshot, keys.plan_options()?);
     let hardware = Hardware {
         gpu_memory: None,
         gpu_memory_kind: MemoryKind::CudaPosixFd,
         gpu_facts: None,
         hcas: Vec::new(),
-        plan: host_plan(&topology, &[]),
+        plan: host_plan(&topology, &[], &machine),
     };
-    let mut backends = vec![Backend { name: "sim", present: false, reason: "started without --sim".to_owned() }];
-    backends.extend(absent("this build does not contain it"));
-    Ok(Chosen { origin, topology, hardware, backends, sim_profile: String::new(), gpu_proof: GpuProof::DeviceNode })
+    let backends = vec![backend("sim", Err("started without --sim".to_owned()))];
+    let (sim_profile, gpu_proof) = (String::new(), GpuProof::DeviceNode);
+    Ok(Chosen { origin, machine, topology, hardware, backends, sim_profile, gpu_proof })
 }
 
-/// The backends for hardware, none of which this build has.
+/// HCAs on one simulated link that register the pool's memory. Seen in simulation only: they say nothing about a NIC.
+fn sim_hcas_over(pool: &Arc<WorkerPool>, count: u8) -> anyhow::Result<SimHost> {
+    let hca = |index: u8| SimHca {
+        name: format!("sim_{index}"),
+        capabilities: Provider::Mlx5.capabilities(),
+        ports: vec![SimPort {
+            state: PortState::Active,
+            link_layer: LinkLayer::Ethernet,
+            rate_gbps: SIM_RATE_GBPS,
+            lid: 0,
+            mtu_bytes: SIM_MTU_BYTES,
+            gids: vec![GidEntry { gid_index: 0, gid: sim_gid(index), gid_type: GidType::RoceV2 }],
+        }],
+    };
+    let spec = SimSpec { gpus: Vec::new(), hcas: (0..count).map(hca).collect() };
+    let options = SimOptions { gpu_copies: Some(Arc::clone(pool) as Arc<dyn GpuCopies>), ..SimOptions::default() };
+    SimHost::with_options(spec, options).context("simulate hcas over gpu memory")
+}
+
+/// A link-local address.
+fn sim_gid(index: u8) -> Gid {
+    let mut gid = [0; 16];
+    gid[..2].copy_from_slice(&[0xfe, 0x80]);
+    gid[15] = index + 1;
+    Gid(gid)
+}
+
+/// What it found, or why it is absent.
+fn backend(name: &'static str, told: Result<String, String>) -> Backend {
+    let present = told.is_ok();
+    Backend { name, present, reason: told.unwrap_or_else(|reason| reason) }
+}
+
+/// The backends for hardware, none of which serves this host.
 fn absent(reason: &str) -> impl Iterator<Item = Backend> {
-    let backend = |name| Backend { name, present: false, reason: reason.to_owned() };
-    ["verbs", "cuda", "nvml"].into_iter().map(backend)
+    ["verbs", "cuda", "nvml"].into_iter().map(|name| backend(name, Err(reason.to_owned())))
 }
 
 /// Reads the host again.
 ///
 /// # Errors
 /// When it cannot be read.
-pub(crate) fn read(origin: &Origin, options: &ReadOptions) -> anyhow::Result<Snapshot> {
+pub(crate) fn read(origin: &Origin, options: &ReadOptions, machine: &Machine) -> anyhow::Result<Snapshot> {
     match origin {
         Origin::Simulated => bail!("a simulated host is read once"),
-        Origin::Live => read_live(options).context("read the topology of this machine"),
+        Origin::Live => {
+            let mut snapshot = read_live(options).context("read the topology of this machine")?;
+            if let Some(nvml) = &machine.nvml {
+                gpus::enrich(&mut snapshot, &nvml.report());
+            }
+            Ok(snapshot)
+        }
         Origin::Captured(root) => {
             read_root(root, options).with_context(|| format!("read the topology below {}", root.display()))
         }
@@ -143,10 +240,12 @@ fn read_script(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// What the engine needs of the plan. A GPU without a UUID, as on a host without NVML, goes by its address.
-pub(crate) fn host_plan(topology: &Topology, facts: &[GpuFact]) -> HostPlan {
+/// What the engine needs of the plan. A GPU without a UUID, as on a host without NVML, goes by its address. Simulated
+/// HCAs, which the topology does not have, are dealt out in turn.
+pub(crate) fn host_plan(topology: &Topology, facts: &[GpuFact], machine: &Machine) -> HostPlan {
     let by_address: HashMap<String, &GpuUuid> = facts.iter().map(|fact| (fact.bdf.to_string(), &fact.uuid)).collect();
     let view = topology.current();
+    let mut sim_hcas = machine.sim_hcas.iter().cycle();
     let gpu = |gpu: &gdrd_topology::plan::contract::GpuPlan| {
         let bdf = gpu.bdf.map(|bdf| bdf.to_string()).unwrap_or_default();
         let known = by_address.get(&bdf).map(|uuid| (*uuid).clone());
@@ -156,7 +255,7 @@ pub(crate) fn host_plan(topology: &Topology, facts: &[GpuFact]) -> HostPlan {
             uuid,
             bdf,
             numa_node: gpu.numa.map(|numa| u32::from(numa.0)),
-            hcas: gpu.assigned.clone(),
+            hcas: sim_hcas.next().map_or_else(|| gpu.assigned.clone(), |sim| vec![sim.clone()]),
         }
     };
     HostPlan { generation: view.generation(), gpus: view.plan().gpus.iter().map(gpu).collect() }
@@ -180,13 +279,5 @@ mod tests {
     fn unknown_profile_is_told_the_known_ones() {
         let message = format!("{:#}", simulated("dgx-z9", None, &TopologyKeys::default()).expect_err("unknown"));
         assert!(message.contains("dgx-z9") && message.contains("dgx-a100"), "{message}");
-    }
-
-    #[test]
-    fn host_without_backends_says_so_for_each_and_has_no_memory() {
-        let chosen = real(None, &TopologyKeys::default()).expect("this machine has a /sys");
-        assert!(chosen.backends.iter().all(|backend| !backend.present && !backend.reason.is_empty()));
-        assert!(chosen.hardware.gpu_memory.is_none());
-        assert_eq!(chosen.gpu_proof, GpuProof::DeviceNode);
     }
 }

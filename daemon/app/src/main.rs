@@ -4,11 +4,13 @@
 mod arguments;
 mod config;
 mod daemon;
+mod gpus;
 mod hardware;
 mod logging;
 mod notify;
 mod runtime_dir;
 mod sockets;
+mod worker;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,7 +22,7 @@ use gdrd_server::{HostFacts, Server, ServerConfig};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Hidden};
 use crate::config::Config;
 use crate::daemon::Rescan;
 use crate::runtime_dir::RuntimeDir;
@@ -31,6 +33,9 @@ const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(Hidden::Worker(command)) = &arguments.command {
+        return worker::run(command);
+    }
     if arguments.list_profiles {
         println!("{}", gdrd_topology::profile::builtin_names().join("\n"));
         return ExitCode::SUCCESS;
@@ -73,7 +78,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     logging::start(logging::filter(&config.log.filter)?, config.log.format)?;
     let is_root = rustix::process::geteuid().is_root();
     let folder = runtime_dir::locate(arguments.runtime_dir.clone(), |name| std::env::var_os(name), is_root)?;
-    let chosen = hardware::choose(arguments, &config.topology)?;
+    let chosen = hardware::choose(arguments, config)?;
     let runtime_dir = RuntimeDir::claim(folder)?;
     raise_descriptor_limit();
 
@@ -86,6 +91,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let status = status(&facts, &chosen.topology);
     let rescan = Rescan {
         origin: chosen.origin,
+        machine: chosen.machine,
         options: config.topology.read_options()?,
         interval: Duration::from_secs(config.topology.rescan_interval_s),
         topology: chosen.topology.clone(),
@@ -124,8 +130,10 @@ fn start_engine(
 fn status(facts: &HostFacts, topology: &gdrd_server::Topology) -> String {
     let view = topology.current();
     let plan = view.plan();
+    let present: Vec<_> = facts.backends.iter().filter(|backend| backend.present).map(|backend| backend.name).collect();
     let what = match facts.sim_profile.as_str() {
-        "" => "topology only, no hardware backend".to_owned(),
+        "" if present.is_empty() => "topology only, no hardware backend".to_owned(),
+        "" => format!("backends {}", present.join(", ")),
         profile => format!("simulated host {profile}"),
     };
     format!("{what}: {} gpus, {} nics, sockets in {}", plan.gpus.len(), plan.nics.len(), facts.runtime_dir)

@@ -87,20 +87,13 @@ fn without_simulation_the_daemon_serves_topology_and_says_why_it_has_no_backend(
     let _daemon = stage.start(stage.command(&[]));
     let status = stage.status();
     assert_eq!(status.sim_profile, "");
-    let reasons: Vec<(String, bool)> = status
-        .backends
-        .iter()
-        .map(|backend| (format!("{}: {}", backend.name, backend.reason), backend.present))
-        .collect();
-    assert_eq!(
-        reasons,
-        [
-            ("sim: started without --sim".to_owned(), false),
-            ("verbs: this build does not contain it".to_owned(), false),
-            ("cuda: this build does not contain it".to_owned(), false),
-            ("nvml: this build does not contain it".to_owned(), false),
-        ]
-    );
+    let backends: Vec<_> = status.backends.iter().map(|b| (b.name.as_str(), b.present, b.reason.as_str())).collect();
+    let [sim, verbs, cuda, nvml] = backends[..] else { panic!("{backends:?}") };
+    assert_eq!(sim, ("sim", false, "started without --sim"));
+    assert_eq!(verbs, ("verbs", false, "this build does not contain it"));
+    // Whether there is a driver is up to the machine; where there is none, both say what to do about it.
+    assert_eq!((cuda.0, nvml.0), ("cuda", "nvml"));
+    assert!(nvml.1 || (nvml.2.contains("install the nvidia driver") && cuda.2.contains("nvml")), "{backends:?}");
 }
 
 #[test]

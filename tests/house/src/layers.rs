@@ -39,6 +39,13 @@ pub const LAYERS: &[Layer] = &[
         shuns: RUNTIME_AND_WIRE,
     },
     Layer {
+        name: "gdrd-cuda",
+        uses: &["gdrd-hal", "gdrd-topology"],
+        tests_use: &["gdrd-sim"],
+        shuns: RUNTIME_AND_WIRE,
+    },
+    Layer { name: "gdrd-nvml", uses: &["gdrd-hal", "gdrd-topology"], tests_use: &[], shuns: RUNTIME_AND_WIRE },
+    Layer {
         name: "gdrd-engine",
         uses: &["gdrd-hal", "gdrd-topology", "gdrd-ring", "gdrd-shm"],
         tests_use: &["gdrd-sim"],
@@ -52,13 +59,14 @@ pub const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "gdrd",
-        uses: &["gdrd-topology", "gdrd-hal", "gdrd-sim", "gdrd-engine", "gdrd-server"],
+        uses: &["gdrd-topology", "gdrd-hal", "gdrd-sim", "gdrd-cuda", "gdrd-nvml", "gdrd-engine", "gdrd-server"],
         tests_use: &["gdrd-harness", "gdrd-client", "gdrd-proto"],
         shuns: &["gdrd-client", "gdrctl"],
     },
+    Layer { name: "gdrd-client-sys", uses: &[], tests_use: &[], shuns: RUNTIME_AND_WIRE },
     Layer {
         name: "gdrd-client",
-        uses: &["gdrd-proto", "gdrd-ring", "gdrd-shm"],
+        uses: &["gdrd-client-sys", "gdrd-proto", "gdrd-ring", "gdrd-shm"],
         tests_use: &["gdrd-harness"],
         shuns: HARDWARE_BINDINGS,
     },

@@ -3,7 +3,7 @@
 use gdrd_engine::Quota;
 use serde::{Deserialize, Serialize};
 
-use super::tables::{BrokerKeys, ExecutorKeys, LimitKeys, PoolKeys, ServerKeys};
+use super::tables::{BrokerKeys, ExecutorKeys, GpuKeys, LimitKeys, PoolKeys, ServerKeys};
 use super::topology::TopologyKeys;
 use super::who::Who;
 
@@ -19,6 +19,7 @@ pub(crate) struct Config {
     pub(crate) pool: PoolKeys,
     pub(crate) broker: BrokerKeys,
     pub(crate) executor: ExecutorKeys,
+    pub(crate) gpu: GpuKeys,
     pub(crate) server: ServerKeys,
     pub(crate) topology: TopologyKeys,
     pub(crate) log: LogKeys,

@@ -18,6 +18,7 @@ use thiserror::Error;
 pub(crate) use file::{Config, LogFormat};
 use file::{GpuProofKey, LeaseRule, QuotaKeys};
 use range::Ranges;
+pub(crate) use tables::GpuKeys;
 pub(crate) use topology::TopologyKeys;
 
 /// Longest configuration file, bytes.
@@ -100,6 +101,7 @@ impl Config {
         self.pool.check(&mut ranges);
         self.broker.check(&mut ranges);
         self.executor.check(&mut ranges);
+        self.gpu.check(&mut ranges);
         self.server.check(&mut ranges);
         for (index, rule) in self.policy.lease.iter().enumerate() {
             rule.check(&format!("policy.lease[{index}]"), &mut ranges);

@@ -176,6 +176,27 @@ impl BrokerKeys {
     }
 }
 
+/// Table `gpu`: the processes in which the GPU driver's library lives.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct GpuKeys {
+    pub(crate) worker_idle_s: u64,
+    pub(crate) call_timeout_s: u64,
+}
+
+impl Default for GpuKeys {
+    fn default() -> Self {
+        Self { worker_idle_s: 30, call_timeout_s: 60 }
+    }
+}
+
+impl GpuKeys {
+    pub(super) fn check(&self, ranges: &mut Ranges) {
+        ranges.within("gpu.worker_idle_s", self.worker_idle_s, 1, 24 * 3600);
+        ranges.within("gpu.call_timeout_s", self.call_timeout_s, 1, 600);
+    }
+}
+
 /// Table `server`: connections, messages and waiting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -1,0 +1,65 @@
+//! A buffer on a CUDA GPU, mapped into this process, and order with the work that fills it.
+
+use std::os::fd::AsFd as _;
+
+use gdrd_client_sys::{Gpu, Mapping, Stream};
+use gdrd_ring::Operation;
+
+use crate::buffer::{Buffer, MemoryKind};
+use crate::bytes::Bytes;
+use crate::error::ClientError;
+use crate::queue_pair::QueuePair;
+
+impl Buffer {
+    /// The memory on its GPU, mapped at the first call by the process' primary context. The mapping stays valid after
+    /// the end of the lease: only NIC access ends. To use it from another GPU of this host: [`Mapping::allow`].
+    ///
+    /// # Errors
+    /// [`ClientError::NotMappable`] for memory that is on no CUDA GPU, [`ClientError::Cuda`].
+    pub fn device_memory(&self) -> Result<&Mapping, ClientError> {
+        if *self.kind() != MemoryKind::CudaPosixFd {
+            return Err(ClientError::NotMappable { kind: format!("{:?}", self.kind()) });
+        }
+        if let Some(mapping) = self.device.get() {
+            return Ok(mapping);
+        }
+        let gpu = Gpu::open(self.gpu_uuid())?;
+        let mapping = Mapping::import(&gpu, self.try_clone_fd()?.as_fd(), self.len_bytes())?;
+        // Of two threads at once one maps for nothing.
+        Ok(self.device.get_or_init(|| mapping))
+    }
+
+    /// Waits until what was queued on `stream` before is done, so that a post from here on sends its result. Without
+    /// it, or [`QueuePair::post_after`], a post may overtake the kernel that writes the bytes.
+    ///
+    /// # Errors
+    /// As [`Buffer::device_memory`].
+    pub fn wait_for_stream(&self, stream: Stream) -> Result<(), ClientError> {
+        Ok(self.device_memory()?.gpu().wait_for_stream(stream)?)
+    }
+
+    pub(crate) fn bytes(&self) -> Result<Bytes<'_>, ClientError> {
+        match self.kind() {
+            MemoryKind::CudaPosixFd => self.device_memory().map(Bytes::Device),
+            _ => self.memory().map(Bytes::Segment),
+        }
+    }
+}
+
+impl QueuePair {
+    /// Posts one request that makes a completion, once what was queued on `stream` before is done: for requests that
+    /// send from `buffer`. Blocks until then; [`QueuePair::post`] does not wait.
+    ///
+    /// # Errors
+    /// As [`Buffer::wait_for_stream`] and [`QueuePair::post`].
+    pub fn post_after(
+        &self,
+        buffer: &Buffer,
+        stream: Stream,
+        wr_id: u64,
+        operation: Operation,
+    ) -> Result<(), ClientError> {
+        buffer.wait_for_stream(stream)?;
+        self.post(wr_id, operation)
+    }
+}

@@ -1,0 +1,165 @@
+//! A GPU of this process, its context, and order with its streams.
+
+use std::ffi::c_uint;
+use std::sync::Arc;
+
+use crate::CudaError;
+use crate::table::{Device, Driver, Opaque};
+
+/// Flags of cuEventCreate: waiting sleeps, no times are kept (`CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`).
+const EVENT_FLAGS: c_uint = 1 | 2;
+/// `CU_CTX_SYNC_MEMOPS`, cuda.h (CUDA 12.1).
+const CTX_SYNC_MEMOPS: c_uint = 0x80;
+
+/// One GPU with its primary context retained; released on drop.
+#[derive(Debug)]
+pub struct Gpu {
+    pub(crate) driver: &'static Driver,
+    pub(crate) device: Device,
+    context: Opaque,
+    uuid: String,
+}
+
+/// A stream of the caller: a `CUstream` or `cudaStream_t`, such as `torch.cuda.current_stream().cuda_stream`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stream(usize);
+
+impl Stream {
+    /// The legacy default stream.
+    pub const DEFAULT: Self = Self(0);
+
+    /// A stream by its handle.
+    ///
+    /// # Safety
+    /// `handle` is a live stream of the GPU that it is used with, or 0, 1 or 2 (the default streams of cuda.h), and stays
+    /// so for each call that it is given to.
+    #[must_use]
+    pub const unsafe fn from_handle(handle: usize) -> Self {
+        Self(handle)
+    }
+}
+
+/// The context is current on this thread while it lives.
+pub(crate) struct Current<'g>(&'g Gpu);
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        let mut popped: Opaque = 0;
+        // SAFETY: `popped` is valid for a write for the call. What was pushed by `Gpu::enter` is on top: calls in between
+        // are this crate's own, and leave the stack as it was.
+        let _ = unsafe { (self.0.driver.ctx_pop)(&raw mut popped) };
+    }
+}
+
+impl Gpu {
+    /// The GPU of a UUID (`GPU-…`), as far as the driver shows it to this process.
+    ///
+    /// # Errors
+    /// `Absent`, `UnknownGpu`, `Driver`.
+    pub fn open(uuid: &str) -> Result<Arc<Self>, CudaError> {
+        let driver = Driver::get()?;
+        let mut count = 0;
+        // SAFETY: `count` is valid for a write for the call, after cuInit.
+        driver.check("cuDeviceGetCount", unsafe { (driver.device_get_count)(&raw mut count) })?;
+        for ordinal in 0..count {
+            let mut device: Device = 0;
+            // SAFETY: `device` is valid for a write for the call, and the ordinal is below the count.
+            driver.check("cuDeviceGet", unsafe { (driver.device_get)(&raw mut device, ordinal) })?;
+            let mut bytes = [0; 16];
+            // SAFETY: `bytes` has the 16 bytes of a CUuuid, and the device is one that cuDeviceGet gave.
+            driver.check("cuDeviceGetUuid", unsafe { (driver.device_get_uuid)(&raw mut bytes, device) })?;
+            if uuid_text(bytes).eq_ignore_ascii_case(uuid) {
+                let mut context: Opaque = 0;
+                // SAFETY: `context` is valid for a write for the call, and the device is one that cuDeviceGet gave.
+                let code = unsafe { (driver.primary_ctx_retain)(&raw mut context, device) };
+                driver.check("cuDevicePrimaryCtxRetain", code)?;
+                return Ok(Arc::new(Self { driver, device, context, uuid: uuid.to_owned() }));
+            }
+        }
+        Err(CudaError::UnknownGpu { uuid: uuid.to_owned() })
+    }
+
+    /// Its UUID.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// Waits until all work queued on `stream` before this call is done: what it wrote is then in memory, for a NIC to
+    /// send. Blocks without spinning.
+    ///
+    /// # Errors
+    /// `Driver`; also for an error of that earlier work.
+    pub fn wait_for_stream(&self, stream: Stream) -> Result<(), CudaError> {
+        let _current = self.enter()?;
+        let driver = self.driver;
+        let mut event: Opaque = 0;
+        // SAFETY: `event` is valid for a write for the call, and a context is current.
+        driver.check("cuEventCreate", unsafe { (driver.event_create)(&raw mut event, EVENT_FLAGS) })?;
+        // SAFETY: the event was made just now in the current context; the stream is live by the promise of
+        // `Stream::from_handle`.
+        let recorded = driver.check("cuEventRecord", unsafe { (driver.event_record)(event, stream.0) });
+        let waited = recorded.and_then(|()| {
+            // SAFETY: the event was made just now and is not yet destroyed.
+            driver.check("cuEventSynchronize", unsafe { (driver.event_synchronize)(event) })
+        });
+        // SAFETY: the event was made just now, and is destroyed once.
+        let _ = unsafe { (driver.event_destroy)(event) };
+        waited
+    }
+
+    /// Makes every synchronous copy and memset of this process' context wait for its end (`CU_CTX_SYNC_MEMOPS`), the one
+    /// form there is for imported memory. For the whole context, and so not done by itself.
+    ///
+    /// # Errors
+    /// `Driver`.
+    pub fn sync_memory_operations(&self) -> Result<(), CudaError> {
+        let _current = self.enter()?;
+        let mut flags = 0;
+        // SAFETY: `flags` is valid for a write for the call, and a context is current.
+        self.driver.check("cuCtxGetFlags", unsafe { (self.driver.ctx_get_flags)(&raw mut flags) })?;
+        // SAFETY: a context is current; only this flag may be set on a live context, the others stay (cuda.h).
+        self.driver.check("cuCtxSetFlags", unsafe { (self.driver.ctx_set_flags)(flags | CTX_SYNC_MEMOPS) })
+    }
+
+    pub(crate) fn enter(&self) -> Result<Current<'_>, CudaError> {
+        // SAFETY: the context is retained while `self` lives.
+        self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.ctx_push)(self.context) })?;
+        Ok(Current(self))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: the primary context was retained once by `open`, and mappings, which hold `self`, are gone.
+        let _ = unsafe { (self.driver.primary_ctx_release)(self.device) };
+    }
+}
+
+/// As NVML prints it.
+fn uuid_text(bytes: [u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
+    format!("GPU-{}-{}-{}-{}-{}", part(0, 8), part(8, 12), part(12, 16), part(16, 20), part(20, 32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uuids_print_as_nvml_prints_them() {
+        let bytes = std::array::from_fn(|at| u8::try_from(at * 17).expect("at most 255"));
+        assert_eq!(uuid_text(bytes), "GPU-00112233-4455-6677-8899-aabbccddeeff");
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_there_is_an_error_on_every_host() {
+        let error = Gpu::open("GPU-00000000-dead-beef-0000-000000000000").expect_err("there is no such gpu");
+        let told = matches!(
+            error,
+            CudaError::Absent { .. } | CudaError::UnknownGpu { .. } | CudaError::Driver { call: "cuInit", .. }
+        );
+        assert!(told, "{error}");
+    }
+}

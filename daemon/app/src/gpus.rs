@@ -1,0 +1,165 @@
+//! The GPUs of this machine: what the driver says of them, and the pool of workers that lends their memory.
+//!
+//! NVML is asked by a short-lived process, so that the daemon itself never keeps a device file open.
+
+use std::io::Read as _;
+use std::os::linux::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use gdrd_cuda::{Launch, PoolConfig, ProcessLauncher, ServedGpu, WorkerPool};
+use gdrd_hal::{DeviceNumber, GpuFact, GpuFacts, GpuMemoryError, GpuUuid};
+use gdrd_nvml::Report;
+use gdrd_topology::model::{DeviceNode, GpuId, Host, NvLink, NvLinkEnd, Snapshot};
+use gdrd_topology::source::{SourceKind, Sourced};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::config::GpuKeys;
+use crate::worker::Probe;
+
+/// Longest report that is read: a GPU takes about 1 KiB.
+const MAX_REPORT_BYTES: u64 = 1 << 20;
+/// How long a probe may take. NVML wakes every GPU of the host, which takes seconds without persistence mode.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Asks the driver, and keeps its last answer.
+#[derive(Debug)]
+pub(crate) struct NvmlFacts {
+    program: PathBuf,
+    last: Mutex<Report>,
+}
+
+/// The GPUs that this machine has, with the workers to serve them.
+#[derive(Debug)]
+pub(crate) struct Gpus {
+    pub(crate) facts: Arc<NvmlFacts>,
+    pub(crate) pool: Result<Arc<WorkerPool>, String>,
+}
+
+/// Looks for a driver; starts no worker.
+///
+/// # Errors
+/// Why there is none.
+pub(crate) fn find(keys: &GpuKeys) -> anyhow::Result<Gpus> {
+    let program = std::env::current_exe().context("find the program of the workers")?;
+    let Probe { nvml, cuda } = probe(&program)?;
+    let report = nvml.map_err(anyhow::Error::msg)?;
+    let served = |gpu: &gdrd_nvml::GpuReport| ServedGpu { uuid: GpuUuid(gpu.uuid.clone()), skipped: gpu.skip_reason() };
+    let served: Vec<_> = report.gpus.iter().map(served).collect();
+    for (gpu, reason) in served.iter().filter_map(|gpu| Some((&gpu.uuid, gpu.skipped.as_ref()?))) {
+        tracing::warn!(%gpu, %reason, "a gpu is not served");
+    }
+    let pool = cuda.map(|()| {
+        let arguments = ["worker", "serve", "--idle-s", &keys.worker_idle_s.to_string()].map(Into::into).to_vec();
+        let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher { program: program.clone(), arguments });
+        let call_timeout = Duration::from_secs(keys.call_timeout_s);
+        Arc::new(WorkerPool::new(served, &launcher, PoolConfig { call_timeout, ..PoolConfig::default() }))
+    });
+    Ok(Gpus { facts: Arc::new(NvmlFacts { program, last: Mutex::new(report) }), pool })
+}
+
+/// Runs the probe as a process of its own.
+fn probe(program: &std::path::Path) -> anyhow::Result<Probe> {
+    let mut child = Command::new(program)
+        .args(["worker", "probe"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start the process that asks nvml")?;
+    let output = child.stdout.take().context("the probe has no output")?;
+    let timeout = Timespec::try_from(PROBE_TIMEOUT).ok();
+    // It writes once, at its end.
+    let ready = poll(&mut [PollFd::new(&output, PollFlags::IN)], timeout.as_ref());
+    if !matches!(ready, Ok(1..)) {
+        // It is ours and unreaped; where it hangs in the driver, init takes it over.
+        let _ = child.kill();
+        bail!("nvml does not answer in {PROBE_TIMEOUT:?}; look for Xid messages in the kernel log");
+    }
+    let mut text = Vec::new();
+    output.take(MAX_REPORT_BYTES).read_to_end(&mut text).context("read what nvml says")?;
+    let status = child.wait().context("wait for the process that asks nvml")?;
+    serde_json::from_slice(&text).with_context(|| format!("the process that asks nvml ended with {status}"))
+}
+
+impl NvmlFacts {
+    /// The last answer.
+    pub(crate) fn report(&self) -> Report {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl GpuFacts for NvmlFacts {
+    fn gpus(&self) -> Result<Vec<GpuFact>, GpuMemoryError> {
+        let told = probe(&self.program).and_then(|probe| probe.nvml.map_err(anyhow::Error::msg));
+        let report = told.map_err(|error| GpuMemoryError::Driver {
+            call: "nvml",
+            uuid: "of this host".to_owned(),
+            reason: format!("{error:#}"),
+        })?;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = report.clone();
+        Ok(facts_of(&report))
+    }
+}
+
+/// The engine's view of a report.
+pub(crate) fn facts_of(report: &Report) -> Vec<GpuFact> {
+    report.gpus.iter().filter_map(|gpu| gpu.fact(gpu.minor.and_then(device_number))).collect()
+}
+
+fn device_number(minor: u32) -> Option<DeviceNumber> {
+    let rdev = std::fs::metadata(format!("/dev/nvidia{minor}")).ok()?.st_rdev();
+    Some(DeviceNumber { major: rustix::fs::major(rdev), minor: rustix::fs::minor(rdev) })
+}
+
+/// Adds what NVML knows to what sysfs says, and tells where they disagree.
+pub(crate) fn enrich(snapshot: &mut Snapshot, report: &Report) {
+    let host = &mut snapshot.host;
+    host.warnings.extend(report.warnings.iter().map(|warning| format!("nvml: {warning}")));
+    for gpu in &report.gpus {
+        let Some(id) = find_gpu(host, &gpu.bdf) else {
+            host.warnings.push(format!("{}: a gpu for nvml, but not in sysfs", gpu.bdf));
+            continue;
+        };
+        check_link(host, id, gpu);
+        let node = gpu.minor.and_then(device_number);
+        let Some(known) = host.gpus.get_mut(id.0) else { continue };
+        known.uuid = Some(Sourced::new(gpu.uuid.clone(), SourceKind::Nvml));
+        known.memory_bytes = gpu.memory_bytes.map(|bytes| Sourced::new(bytes, SourceKind::Nvml));
+        let node = node.map(|node| DeviceNode { major: node.major, minor: node.minor });
+        known.device_node = node.map(|node| Sourced::new(node, SourceKind::Nvml));
+    }
+    let links: Vec<_> = report.gpus.iter().flat_map(|gpu| nvlinks(host, gpu)).collect();
+    host.nvlinks.extend(links);
+}
+
+fn find_gpu(host: &Host, bdf: &str) -> Option<GpuId> {
+    let bdf = bdf.parse().ok();
+    host.gpus.iter().position(|gpu| gpu.bdf.is_some() && gpu.bdf == bdf).map(GpuId)
+}
+
+/// NVLinks of a GPU; those between two GPUs only at the first of them.
+fn nvlinks(host: &Host, gpu: &gdrd_nvml::GpuReport) -> Vec<NvLink> {
+    let Some(near) = find_gpu(host, &gpu.bdf) else { return Vec::new() };
+    let link = |links: &gdrd_nvml::Links| {
+        let end = match &links.peer {
+            None => NvLinkEnd::Switch,
+            Some(peer) => NvLinkEnd::Gpu(find_gpu(host, peer).filter(|far| *far > near)?),
+        };
+        Some(NvLink { gpu: near, end, links: links.links, link_gbps: None, source: SourceKind::Nvml })
+    };
+    gpu.nvlinks.iter().filter_map(link).collect()
+}
+
+/// A PCIe width that NVML and sysfs see differently is one that neither can be trusted with.
+fn check_link(host: &mut Host, id: GpuId, gpu: &gdrd_nvml::GpuReport) {
+    let function = host.gpu(id).and_then(|gpu| gpu.bdf).and_then(|bdf| host.function(bdf));
+    let sysfs = function.and_then(|function| function.link.current).map(|rate| u32::from(rate.width.lanes()));
+    if let (Some(now), Some(sysfs)) = (gpu.pcie_now, sysfs)
+        && now.width != sysfs
+    {
+        host.warnings.push(format!("{}: pcie x{} for nvml, x{sysfs} in sysfs", gpu.bdf, now.width));
+    }
+}

@@ -1,0 +1,183 @@
+//! Workers come and go: what that does to calls and to memory.
+#![forbid(unsafe_code)]
+
+mod support;
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gdrd_cuda::worker::End;
+use gdrd_cuda::{
+    DeviceError, DeviceErrorKind, GRANULARITY_BYTES, Launch, PoolConfig, ProcessLauncher, ServedGpu, WorkerPool,
+};
+use gdrd_hal::{GpuAllocation, GpuAtomic, GpuCopies, GpuMemory, GpuMemoryError};
+use support::{Fault, TOTAL_BYTES, pool, uuid};
+
+const PATIENT: Duration = Duration::from_secs(3600);
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+fn file(allocation: &dyn GpuAllocation) -> File {
+    File::from(allocation.memory_fd().try_clone_to_owned().expect("a descriptor of a memfd"))
+}
+
+fn byte(allocation: &dyn GpuAllocation, offset: u64) -> u8 {
+    let mut byte = [0];
+    file(allocation).read_exact_at(&mut byte, offset).expect("a descriptor of a memfd");
+    byte[0]
+}
+
+fn reason(error: &GpuMemoryError) -> String {
+    error.to_string()
+}
+
+#[test]
+fn a_worker_starts_at_the_first_call_and_serves_the_next_ones() {
+    let (pool, fakes) = pool(2, PATIENT);
+    assert_eq!(fakes[0].started(), 0);
+    let first = pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap();
+    let second = pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap();
+    assert_eq!((fakes[0].started(), fakes[1].started()), (1, 0));
+    drop((first, second));
+    assert_eq!(pool.usage(&uuid(0)).unwrap().free_bytes, TOTAL_BYTES);
+}
+
+#[test]
+fn memory_and_its_content_outlive_a_worker_that_dies_in_a_call() {
+    let (pool, fakes) = pool(1, PATIENT);
+    let kept = pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap();
+    file(&*kept).write_all_at(&[7], 5000).unwrap();
+    fakes[0].fail_next(Fault::Die);
+    let error = pool.allocate(&uuid(0), GRANULARITY_BYTES).err().unwrap();
+    assert!(matches!(&error, GpuMemoryError::Driver { call: "allocate", .. }), "{error:?}");
+    assert!(reason(&error).contains("worker failed") && reason(&error).contains("next call"), "{error}");
+    assert_eq!(byte(&*kept, 5000), 7);
+    // The next worker takes it over by its fd.
+    kept.scrub().unwrap();
+    assert_eq!((byte(&*kept, 5000), fakes[0].started()), (0, 2));
+}
+
+#[test]
+fn a_spoilt_context_ends_its_worker_and_the_next_call_has_a_new_one() {
+    let (pool, fakes) = pool(1, PATIENT);
+    let kept = pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap();
+    fakes[0].fail_next(Fault::Error(DeviceErrorKind::Sticky));
+    let error = kept.scrub().unwrap_err();
+    assert!(reason(&error).contains("told to") && reason(&error).contains("worker ended"), "{error}");
+    kept.scrub().unwrap();
+    assert_eq!(fakes[0].started(), 2);
+    assert!(matches!(fakes[0].ends.lock().unwrap()[0], End::Spoilt(_)));
+}
+
+#[test]
+fn a_refused_call_leaves_the_worker_as_it_is() {
+    let (pool, fakes) = pool(1, PATIENT);
+    pool.usage(&uuid(0)).unwrap();
+    fakes[0].fail_next(Fault::Error(DeviceErrorKind::Refused));
+    assert!(matches!(pool.usage(&uuid(0)), Err(GpuMemoryError::Driver { .. })));
+    fakes[0].fail_next(Fault::Error(DeviceErrorKind::OutOfMemory));
+    assert!(matches!(pool.usage(&uuid(0)), Err(GpuMemoryError::OutOfMemory { free_bytes: TOTAL_BYTES, .. })));
+    pool.usage(&uuid(0)).unwrap();
+    assert_eq!(fakes[0].started(), 1);
+}
+
+#[test]
+fn a_lost_gpu_is_told_as_lost() {
+    let (pool, fakes) = pool(1, PATIENT);
+    fakes[0].fail_next(Fault::Error(DeviceErrorKind::Lost));
+    assert!(matches!(pool.allocate(&uuid(0), GRANULARITY_BYTES), Err(GpuMemoryError::Lost { .. })));
+}
+
+#[test]
+fn an_idle_worker_ends_and_what_meets_its_end_is_asked_again() {
+    let (pool, fakes) = pool(1, Duration::from_millis(50));
+    let kept = pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap();
+    let since = Instant::now();
+    while fakes[0].ends.lock().unwrap().is_empty() {
+        assert!(since.elapsed() < WATCHDOG, "the worker does not end");
+        std::thread::yield_now();
+    }
+    assert_eq!(fakes[0].ends.lock().unwrap()[0], End::Idle);
+    file(&*kept).write_all_at(&[7], 0).unwrap();
+    kept.scrub().unwrap();
+    assert_eq!(byte(&*kept, 0), 0);
+    assert!(fakes[0].started() > 1);
+}
+
+#[test]
+fn a_drained_gpu_has_no_worker_and_refuses_until_it_is_resumed() {
+    let (pool, fakes) = pool(1, PATIENT);
+    let kept = pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap();
+    pool.drain(&uuid(0)).unwrap();
+    assert_eq!(*fakes[0].ends.lock().unwrap(), [End::HungUp]);
+    let error = pool.usage(&uuid(0)).unwrap_err();
+    assert!(matches!(&error, GpuMemoryError::Lost { .. }) && reason(&error).contains("drained"), "{error}");
+    pool.resume(&uuid(0)).unwrap();
+    kept.scrub().unwrap();
+    assert!(matches!(pool.drain(&uuid(9)), Err(GpuMemoryError::UnknownGpu { .. })));
+}
+
+#[test]
+fn a_gpu_that_is_skipped_says_why_and_starts_nothing() {
+    let skipped = ServedGpu { uuid: uuid(0), skipped: Some("mig mode is on".to_owned()) };
+    let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher { program: "/nonexistent".into(), arguments: Vec::new() });
+    let pool = WorkerPool::new(vec![skipped], &launcher, PoolConfig::default());
+    let error = pool.allocate(&uuid(0), GRANULARITY_BYTES).err().unwrap();
+    assert!(reason(&error).contains("mig mode is on"), "{error}");
+}
+
+#[test]
+fn a_worker_that_cannot_start_says_why() {
+    let (pool, fakes) = pool(1, PATIENT);
+    *fakes[0].no_start.lock().unwrap() = Some(DeviceError::refused("dlopen", "no libcuda.so.1"));
+    let error = pool.usage(&uuid(0)).unwrap_err();
+    assert!(reason(&error).contains("no libcuda.so.1"), "{error}");
+    *fakes[0].no_start.lock().unwrap() = None;
+    pool.usage(&uuid(0)).unwrap();
+}
+
+#[test]
+fn a_program_that_is_no_worker_is_told_with_how_it_ended() {
+    let launch = |program: &str| {
+        let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher { program: program.into(), arguments: Vec::new() });
+        let served = vec![ServedGpu { uuid: uuid(0), skipped: None }];
+        let pool = WorkerPool::new(served, &launcher, PoolConfig::default());
+        reason(&pool.usage(&uuid(0)).expect_err("no worker answers"))
+    };
+    let told = launch("/bin/false");
+    assert!(told.contains("ended at once") && told.contains("exit status: 1"), "{told}");
+    let told = launch("/nonexistent");
+    assert!(told.contains("start a worker"), "{told}");
+}
+
+#[test]
+fn bytes_are_found_by_dma_buf_and_kept_alive_by_who_found_them() {
+    let (pool, _) = pool(2, PATIENT);
+    let (near, far) = (pool.allocate(&uuid(0), 4 << 20).unwrap(), pool.allocate(&uuid(1), 8 << 20).unwrap());
+    let find = |allocation: &dyn GpuAllocation| pool.find(allocation.dma_buf_fd().unwrap()).unwrap();
+    let (a, b) = (find(&*near), find(&*far));
+    let pattern: Vec<u8> = (0..5 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
+    // Longer than the staging segment, and from one GPU to another.
+    b.write(1000, &pattern).unwrap();
+    b.copy_to(1000, &*a, 0, 4 << 20).unwrap();
+    let mut read = vec![0; 4 << 20];
+    a.read(0, &mut read).unwrap();
+    assert!(read == pattern[..4 << 20]);
+    a.copy_to(0, &*a, 2 << 20, 4096).unwrap();
+    assert_eq!(byte(&*near, (2 << 20) + 300), pattern[300]);
+    assert!(a.read((4 << 20) - 1, &mut [0; 2]).is_err() && a.write(u64::MAX, &[0; 2]).is_err());
+    a.write(8, &5_u64.to_ne_bytes()).unwrap();
+    assert_eq!(a.atomic(8, GpuAtomic::FetchAdd { operand: 2 }).unwrap(), 5);
+    assert_eq!(a.atomic(8, GpuAtomic::CompareSwap { compare: 7, operand: 9 }).unwrap(), 7);
+    let other = File::open("/dev/null").unwrap();
+    assert!(pool.find(other.as_fd()).is_none());
+    let dma_buf = near.dma_buf_fd().unwrap().try_clone_to_owned().unwrap();
+    drop(near);
+    let mut word = [0; 8];
+    a.read(8, &mut word).unwrap();
+    assert_eq!(u64::from_ne_bytes(word), 9);
+    drop(a);
+    assert!(pool.find(dma_buf.as_fd()).is_none());
+}
