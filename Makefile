@@ -36,6 +36,10 @@ bench: ## print latency and bandwidth as ratios against floors measured in the s
 	@scripts/setup.sh build
 	@scripts/bench.sh
 
+.PHONY: device-test
+device-test: ## on a machine with an NVIDIA GPU: run the checks that need one; writes docs/measured/
+	@scripts/device-test.sh
+
 .PHONY: lint
 lint: ## format, clippy, layers, docs, licences, shell scripts: all as errors
 	@scripts/setup.sh build test lint

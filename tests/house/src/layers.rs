@@ -82,6 +82,12 @@ pub const LAYERS: &[Layer] = &[
         tests_use: &[],
         shuns: HARDWARE_BINDINGS,
     },
+    Layer {
+        name: "gdrd-device-test",
+        uses: &["gdrd-client", "gdrd-cuda", "gdrd-hal", "gdrd-nvml", "gdrd-sim"],
+        tests_use: &[],
+        shuns: &["gdrd-engine", "gdrd-server"],
+    },
     Layer { name: "gdrd-house", uses: &[], tests_use: &[], shuns: RUNTIME },
 ];
 

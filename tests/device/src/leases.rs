@@ -1,0 +1,209 @@
+//! Leases of a daemon with the real GPU: transfers, scrubs, killed clients.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use gdrd_client::{AcquireOptions, Mapping, Operation, QueuePairOptions, Source, Status, Stream};
+
+use crate::Check;
+use crate::daemon::{CONFIG, Daemon, connect, runtime, session};
+use crate::host::{Host, driver_files_of, name_of, wait_for, workers_of};
+
+const MIB: u64 = 1 << 20;
+const KILL_ROUNDS: usize = 200;
+/// Clients that are alive and killed together: each has a context of about 0.5 GiB.
+const KILLED_TOGETHER: usize = 10;
+const SLACK_MIB: u64 = 8;
+
+pub(crate) fn checks() -> Vec<Check> {
+    let check = |name: &str, check: fn(&Host) -> anyhow::Result<()>| -> Check { (name.to_owned(), Box::new(check)) };
+    vec![
+        check("the daemon tells its backends and starts no worker by itself", backends_are_told),
+        check("two client processes move 1 GiB by a queue pair, every byte right", two_processes_move_a_gib),
+        check("memory lent again is the same and all zero", memory_lent_again_is_zero),
+        check("a post waits for long work on a stream and sends its result", posts_wait_for_the_stream),
+        check("a session without proof of the gpu is refused", proof_is_asked_for),
+        check("200 killed clients leave no memory behind", killed_clients_leave_nothing),
+        check("an idle daemon holds no device file but what leases need", idle_daemon_holds_no_device),
+    ]
+}
+
+/// A peer process with its two ends.
+pub(crate) struct Peer {
+    pub(crate) child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    pub(crate) fn start(role: &str, folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["peer", role])
+            .arg(folder)
+            .args([gpu, &bytes.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let to = child.stdin.take().context("no stdin")?;
+        let from = BufReader::new(child.stdout.take().context("no stdout")?);
+        Ok(Self { child, to, from })
+    }
+
+    pub(crate) fn hear(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        ensure!(self.from.read_line(&mut line)? > 0, "a peer ended: {:?}", self.child.wait()?);
+        Ok(line.trim().to_owned())
+    }
+
+    pub(crate) fn say(&mut self, line: &str) -> anyhow::Result<()> {
+        Ok(writeln!(self.to, "{line}")?)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn backends_are_told(host: &Host) -> anyhow::Result<()> {
+    let daemon = Daemon::start(host, CONFIG)?;
+    let status =
+        runtime()?.block_on(async { Ok::<_, anyhow::Error>(connect(&daemon.runtime_dir()).await?.status().await?) })?;
+    for name in ["cuda", "nvml", "sim"] {
+        let backend = status.backends.iter().find(|backend| backend.name == name);
+        let backend = backend.with_context(|| format!("no backend {name}"))?;
+        ensure!(backend.present, "{name} is absent: {}", backend.reason);
+    }
+    ensure!(workers_of(daemon.pid())?.is_empty(), "a worker runs before the first lease");
+    Ok(())
+}
+
+fn two_processes_move_a_gib(host: &Host) -> anyhow::Result<()> {
+    let daemon = Daemon::start(host, CONFIG)?;
+    let (folder, bytes) = (daemon.runtime_dir(), 1 << 30);
+    let mut sender = Peer::start("sender", &folder, &host.gpu.uuid, bytes)?;
+    let mut receiver = Peer::start("receiver", &folder, &host.gpu.uuid, bytes)?;
+    // Addresses, then that both are connected.
+    for _ in 0..2 {
+        let (to_receiver, to_sender) = (sender.hear()?, receiver.hear()?);
+        sender.say(&to_sender)?;
+        receiver.say(&to_receiver)?;
+    }
+    let written = sender.hear()?;
+    receiver.say(&written)?;
+    let verdict = receiver.hear()?;
+    ensure!(verdict == "every byte is right", "{verdict}");
+    Ok(())
+}
+
+fn memory_lent_again_is_zero(host: &Host) -> anyhow::Result<()> {
+    let daemon = Daemon::start(host, "")?;
+    let len_bytes = 64 * MIB;
+    runtime()?.block_on(async {
+        let session = session(&daemon.runtime_dir()).await?;
+        let acquire = || session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, len_bytes));
+        let first = acquire().await?;
+        // A mapping of our own, which outlives the lease: it shows whether the same memory comes again.
+        let old = Mapping::import(&host.own, std::os::fd::AsFd::as_fd(&first.try_clone_fd()?), len_bytes)?;
+        old.fill(0, len_bytes, 0xab)?;
+        first.release().await?;
+        let mut content = vec![1; 64 << 20];
+        let mut held = Vec::new();
+        // Buffers made ahead may come first.
+        for round in 0..16_u8 {
+            let next = acquire().await?;
+            next.read_into(0, &mut content)?;
+            ensure!(content.iter().all(|byte| *byte == 0), "a lent buffer is not zero");
+            let marker = [round + 1; 16];
+            next.write_from(len_bytes / 2, &marker)?;
+            let mut seen = [0; 16];
+            old.read_into(len_bytes / 2, &mut seen)?;
+            if seen == marker {
+                return Ok(());
+            }
+            held.push(next);
+        }
+        anyhow::bail!("the memory was not lent again in 16 leases")
+    })
+}
+
+fn posts_wait_for_the_stream(host: &Host) -> anyhow::Result<()> {
+    const LONG: u64 = 4 << 30;
+    const FILLS: u8 = 200;
+    let daemon = Daemon::start(host, CONFIG)?;
+    runtime()?.block_on(async {
+        let session = session(&daemon.runtime_dir()).await?;
+        let from = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, LONG)).await?;
+        let to = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 2 * MIB)).await?;
+        let queue_pair = session.create_queue_pair(QueuePairOptions::near_gpu(&host.gpu.uuid)).await?;
+        queue_pair.connect(queue_pair.endpoint()).await?;
+        let (source, remote) = (from.registration(queue_pair.hca())?, to.registration(queue_pair.hca())?.remote());
+        let memory = from.device_memory()?;
+        // Work of some hundred milliseconds, whose last value is the one to be seen.
+        let started = Instant::now();
+        for byte in 1..=FILLS {
+            memory.queue_fill(0, LONG, byte)?;
+        }
+        let queued = started.elapsed();
+        let len = u32::try_from(2 * MIB)?;
+        let source = Source::Local(source.span(LONG - 2 * MIB, len)?);
+        let write = Operation::Write { source, remote: remote.span(0, len.into())?, imm: None };
+        queue_pair.post_after(&from, Stream::DEFAULT, 1, write)?;
+        let waited = started.elapsed() - queued;
+        let completion = queue_pair.completion().await?;
+        ensure!(completion.status == Status::Success, "the write ended as {}", completion.status);
+        let mut content = vec![0; 2 << 20];
+        to.read_into(0, &mut content)?;
+        ensure!(content.iter().all(|byte| *byte == FILLS), "the far side has {:?}", content.first());
+        ensure!(waited > queued, "the work was over before the post: queued {queued:?}, waited {waited:?}");
+        Ok(())
+    })
+}
+
+fn proof_is_asked_for(host: &Host) -> anyhow::Result<()> {
+    let daemon = Daemon::start(host, CONFIG)?;
+    runtime()?.block_on(async {
+        let session = connect(&daemon.runtime_dir()).await?.open_session("unproven").await?;
+        let refused = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 2 * MIB)).await;
+        let error = refused.err().context("an unproven session got a buffer")?;
+        ensure!(error.reason() == Some("GPU_NOT_PROVEN"), "{error}");
+        Ok(())
+    })
+}
+
+fn killed_clients_leave_nothing(host: &Host) -> anyhow::Result<()> {
+    let daemon = Daemon::start(host, CONFIG)?;
+    let before = host.used_mib()?;
+    for _ in 0..KILL_ROUNDS / KILLED_TOGETHER {
+        let peers: Result<Vec<_>, _> = (0..KILLED_TOGETHER)
+            .map(|_| Peer::start("holder", &daemon.runtime_dir(), &host.gpu.uuid, 64 * MIB))
+            .collect();
+        let mut peers = peers?;
+        for peer in &mut peers {
+            ensure!(peer.hear()? == "held", "a client did not get its buffer");
+        }
+        // By SIGKILL, all at once.
+        drop(peers);
+    }
+    wait_for("the workers' end", || Ok(workers_of(daemon.pid())?.is_empty()))?;
+    host.wait_for_used_mib(before + SLACK_MIB)
+}
+
+fn idle_daemon_holds_no_device(host: &Host) -> anyhow::Result<()> {
+    let daemon = Daemon::start(host, CONFIG)?;
+    let runtime = runtime()?;
+    let session = runtime.block_on(session(&daemon.runtime_dir()))?;
+    let buffer = runtime.block_on(session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 2 * MIB)))?;
+    wait_for("the worker's end", || Ok(workers_of(daemon.pid())?.is_empty()))?;
+    let held = driver_files_of(daemon.pid())?;
+    // Exported memory is a file of the control device; a device's own file would block its reset.
+    ensure!(held.iter().all(|file| name_of(file) == "nvidiactl"), "the daemon holds {held:?}");
+    runtime.block_on(buffer.release())?;
+    drop(session);
+    wait_for("all descriptors to be closed", || Ok(driver_files_of(daemon.pid())?.is_empty()))
+}

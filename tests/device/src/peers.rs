@@ -1,0 +1,145 @@
+//! The other processes of a check: this binary again, as `gdrd-device-test peer ROLE FOLDER GPU [BYTES]`.
+//!
+//! They speak lines on standard input and output, as a job's ranks would by their own means.
+
+use std::io::{BufRead as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use gdrd_client::{
+    AcquireOptions, Buffer, Endpoint, Gpu, Mapping, Operation, QueuePair, QueuePairOptions, RemoteBuffer, Source,
+    Status, Stream,
+};
+
+use crate::daemon::{runtime, session};
+
+const CHUNK_BYTES: usize = 4 << 20;
+const PIECE_BYTES: u32 = 64 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn run(arguments: &[String]) -> anyhow::Result<()> {
+    let [role, folder, gpu, bytes] = arguments else { bail!("usage: peer ROLE FOLDER GPU BYTES, got {arguments:?}") };
+    let (folder, bytes) = (Path::new(folder), bytes.parse()?);
+    if role == "maker" {
+        return make(gpu, bytes);
+    }
+    runtime()?.block_on(async {
+        match role.as_str() {
+            "holder" => hold(folder, gpu, bytes).await,
+            "sender" => send(folder, gpu, bytes).await,
+            "receiver" => receive(folder, gpu, bytes).await,
+            role => bail!("no role {role}"),
+        }
+    })
+}
+
+fn say(line: &str) -> anyhow::Result<()> {
+    println!("{line}");
+    Ok(std::io::stdout().flush()?)
+}
+
+fn hear() -> anyhow::Result<String> {
+    let mut line = String::new();
+    ensure!(std::io::stdin().lock().read_line(&mut line)? > 0, "the other side is gone");
+    Ok(line.trim().to_owned())
+}
+
+/// Leases, maps, writes, and stays until it is killed or told to end.
+async fn hold(folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<()> {
+    let session = session(folder).await?;
+    let buffer = session.acquire(AcquireOptions::on_gpu(gpu, bytes)).await?;
+    buffer.device_memory()?.fill(0, bytes, 0xee)?;
+    say("held")?;
+    hear().map(drop)
+}
+
+/// Makes and exports memory each time it is asked to, as a job without a daemon would.
+fn make(gpu: &str, bytes: u64) -> anyhow::Result<()> {
+    let gpu = Gpu::open(gpu)?;
+    say("ready")?;
+    while hear()? == "make" {
+        let made = Mapping::create(&gpu, bytes)?;
+        let memory = made.export_memory()?;
+        say(&memory.as_raw_fd().to_string())?;
+        // Kept until the other side is done with it.
+        hear()?;
+    }
+    Ok(())
+}
+
+/// The content: one pattern, and in front of each chunk its number.
+fn chunk(pattern: &mut [u8], number: u64) {
+    if let Some(front) = pattern.get_mut(..8) {
+        front.copy_from_slice(&number.to_le_bytes());
+    }
+}
+
+fn pattern() -> Vec<u8> {
+    (0..CHUNK_BYTES as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).to_le_bytes()[0]).collect()
+}
+
+fn chunks(bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0_u64..).zip((0..bytes).step_by(CHUNK_BYTES))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
+    let digits = |at: usize| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    (0..text.len()).step_by(2).map(|at| digits(at).context("no hexadecimal digits")).collect()
+}
+
+/// Tells the other side where to reach us, and connects to it.
+async fn connect(queue_pair: &QueuePair, buffer: &Buffer) -> anyhow::Result<RemoteBuffer> {
+    let registration = buffer.registration(queue_pair.hca())?;
+    say(&format!("{} {}", hex(&queue_pair.endpoint().to_bytes()), hex(&registration.remote().to_bytes())))?;
+    let theirs = hear()?;
+    let (endpoint, remote) = theirs.split_once(' ').context("no endpoint and buffer")?;
+    queue_pair.connect(&Endpoint::from_bytes(&unhex(endpoint)?)?).await?;
+    // Both must be connected before the first write.
+    say("connected")?;
+    ensure!(hear()? == "connected", "the other side did not connect");
+    Ok(RemoteBuffer::from_bytes(&unhex(remote)?)?)
+}
+
+async fn send(folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<()> {
+    let session = session(folder).await?;
+    let buffer = session.acquire(AcquireOptions::on_gpu(gpu, bytes)).await?;
+    let mut content = pattern();
+    for (number, offset) in chunks(bytes) {
+        chunk(&mut content, number);
+        buffer.write_from(offset, &content)?;
+    }
+    let queue_pair = session.create_queue_pair(QueuePairOptions::near_gpu(gpu)).await?;
+    let remote = connect(&queue_pair, &buffer).await?;
+    let registration = buffer.registration(queue_pair.hca())?;
+    for offset in (0..bytes).step_by(usize::try_from(PIECE_BYTES)?) {
+        let len = u32::try_from((bytes - offset).min(PIECE_BYTES.into()))?;
+        let source = Source::Local(registration.span(offset, len)?);
+        let write = Operation::Write { source, remote: remote.span(offset, len.into())?, imm: None };
+        queue_pair.post_after(&buffer, Stream::DEFAULT, offset, write)?;
+        let completion = queue_pair.poll_busy(PATIENCE)?.context("a write made no completion")?;
+        ensure!(completion.status == Status::Success, "a write ended as {}", completion.status);
+    }
+    say("written")?;
+    hear().map(drop)
+}
+
+async fn receive(folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<()> {
+    let session = session(folder).await?;
+    let buffer = session.acquire(AcquireOptions::on_gpu(gpu, bytes)).await?;
+    let queue_pair = session.create_queue_pair(QueuePairOptions::near_gpu(gpu)).await?;
+    connect(&queue_pair, &buffer).await?;
+    ensure!(hear()? == "written", "nothing was written");
+    let (mut content, mut found) = (pattern(), vec![0; CHUNK_BYTES]);
+    for (number, offset) in chunks(bytes) {
+        chunk(&mut content, number);
+        buffer.read_into(offset, &mut found)?;
+        ensure!(found == content, "chunk {number} of {bytes} bytes differs");
+    }
+    say("every byte is right")
+}
