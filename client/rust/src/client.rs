@@ -159,6 +159,17 @@ impl Client {
         .await
     }
 
+    /// The way that data should go from a GPU, and why.
+    ///
+    /// # Errors
+    /// As [`Client::status`]; refused for an unknown GPU or drive.
+    pub async fn advise_path(&self, request: v1::AdvisePathRequest) -> Result<v1::AdvisePathResponse, ClientError> {
+        self.ask("Topology.AdvisePath", request, async |channel, request| {
+            TopologyClient::new(channel).advise_path(request).await
+        })
+        .await
+    }
+
     /// Scored sets of GPUs and NICs, best first.
     ///
     /// # Errors

@@ -120,6 +120,33 @@ async fn oversized_message_is_refused_and_the_connection_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn advice_on_a_path_names_its_kind_its_carriers_and_the_next_best_way() {
+    use v1::advise_path_request::To;
+    let server = TestServer::start();
+    let mut topology = TopologyClient::new(server.channel().await);
+    let mut ask = async |from: &str, to: Option<To>| {
+        let request = v1::AdvisePathRequest { from: from.to_owned(), to };
+        topology.advise_path(request).await.map(tonic::Response::into_inner)
+    };
+    let remote = ask("GPU0", Some(To::Remote(v1::RemoteHost {}))).await.expect("GPU0 has a NIC");
+    assert_eq!((remote.kind.as_str(), remote.to.as_str(), remote.generation), ("gpudirect-rdma", "remote", 1));
+    assert!(!remote.via.is_empty() && remote.gbps.is_some() && !remote.reason.is_empty());
+    assert_eq!(remote.fallback.expect("a next best way").kind, "staged");
+    let drive = ask("GPU0", Some(To::Drive(String::new()))).await.expect("the nearest drive");
+    assert_eq!(drive.kind, "gpudirect-storage");
+    for (from, to, wanted) in [
+        ("GPU99", Some(To::Remote(v1::RemoteHost {})), (Code::NotFound, "GPU_UNKNOWN")),
+        ("GPU0", Some(To::Gpu("GPU99".to_owned())), (Code::NotFound, "GPU_UNKNOWN")),
+        ("GPU0", Some(To::Drive("nvme99".to_owned())), (Code::NotFound, "DRIVE_UNKNOWN")),
+        ("GPU0", None, (Code::InvalidArgument, "BAD_ARGUMENT")),
+    ] {
+        let refused = ask(from, to).await.expect_err("there is no such way");
+        assert_eq!((refused.code(), reason(&refused).as_str()), wanted);
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn health_and_reflection_answer() {
     let server = TestServer::start();
     let channel = server.channel().await;

@@ -53,6 +53,13 @@ impl Host {
         links.filter_map(link_of).reduce(Bottleneck::narrower)
     }
 
+    /// Narrowest known PCIe link between a function and its root bus, which is the way to host memory.
+    #[must_use]
+    pub fn root_bottleneck(&self, bdf: Bdf) -> Option<Bottleneck> {
+        let links = self.function(bdf).into_iter().chain(self.bridges_above(bdf));
+        links.filter_map(link_of).reduce(Bottleneck::narrower)
+    }
+
     /// The fastest usable port of an HCA.
     #[must_use]
     pub fn port_bottleneck(&self, id: HcaId) -> Option<Bottleneck> {

@@ -155,3 +155,58 @@ fn storage_goes_straight_to_the_near_drive_and_bounces_to_a_far_one() {
     let missing = advise_path(&snapshot, &plan, "GPU0", &Destination::Drive(Some("nvme99".to_owned())));
     assert!(missing.unwrap_err().to_string().contains("nvme99"));
 }
+
+/// A DGX with volumes of three kinds over its storage NIC and one that it does not know the NIC of.
+fn with_volumes(kind_of_gpu: &str) -> Snapshot {
+    let text = profile::builtin_text("dgx-a100").expect("it is built in").replace("10de:20b0", kind_of_gpu);
+    let snapshot = profile::snapshot(&text, None, &ReadOptions::default()).expect("a profile");
+    let hca = snapshot.host.hcas.iter().find(|hca| !hca.netdevs.is_empty()).expect("a RoCE NIC").netdevs[0].clone();
+    let text = format!(
+        "{text}\ndrive nvme90 - transport=rdma netdev={hca}\ndrive nvme91 - transport=tcp netdev={hca}.100\n\
+         drive nvme92 - transport=rdma\ndrive nvme93 - transport=tcp netdev=eno77\n"
+    );
+    profile::snapshot(&text, None, &ReadOptions::default()).expect("a profile")
+}
+
+#[test]
+fn a_volume_over_rdma_rides_on_the_nic_of_its_interface_and_one_over_tcp_bounces() {
+    let snapshot = with_volumes("10de:20b0");
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let to = |drive: &str| {
+        advise_path(&snapshot, &plan, "GPU0", &Destination::Drive(Some(drive.to_owned()))).expect("the drive is there")
+    };
+    let rdma = to("nvme90n1");
+    assert_eq!(rdma.kind, PathKind::GpudirectStorage);
+    assert_eq!(rdma.via.len(), 2);
+    assert_eq!(rdma.via[1], "nvme90");
+    assert!(rdma.reason.contains(&rdma.via[0]) && rdma.gbps.is_some(), "{rdma:?}");
+    assert_eq!(rdma.fallback.as_ref().map(|next| next.kind), Some(PathKind::Bounce));
+    let tcp = to("/dev/nvme91n2p1");
+    assert_eq!((tcp.kind, &tcp.via[0]), (PathKind::Bounce, &rdma.via[0]));
+    assert_eq!((to("nvme92").kind, to("nvme92").via.len()), (PathKind::Bounce, 0));
+    assert_eq!((to("nvme93").kind, to("nvme93").via), (PathKind::Bounce, vec!["eno77".to_owned()]));
+}
+
+#[test]
+fn a_gpu_that_offers_no_memory_to_nics_is_staged_everywhere() {
+    let snapshot = with_volumes("10de:2e12");
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let remote = advise_path(&snapshot, &plan, "GPU0", &Destination::Remote).unwrap();
+    assert_eq!(remote.kind, PathKind::Staged);
+    assert!(remote.reason.contains("GB10") && !remote.via.is_empty() && remote.gbps.is_some(), "{remote:?}");
+    let volume = advise_path(&snapshot, &plan, "GPU0", &Destination::Drive(Some("nvme90".to_owned()))).unwrap();
+    assert_eq!(volume.kind, PathKind::Bounce);
+}
+
+#[test]
+fn every_direct_way_names_what_is_left_without_it() {
+    let snapshot = dgx();
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let next = |to: Destination| advise_path(&snapshot, &plan, "GPU0", &to).unwrap().fallback.expect("a next best way");
+    assert_eq!(next(Destination::Gpu("GPU1".to_owned())).kind, PathKind::PcieP2p);
+    assert_eq!(next(Destination::Gpu("GPU7".to_owned())).kind, PathKind::Staged);
+    let remote = next(Destination::Remote);
+    assert_eq!((remote.kind, remote.via.len()), (PathKind::Staged, 1));
+    assert!(remote.gbps.is_some_and(|gbps| gbps <= 200.0) && remote.reason.contains("NUMA node 3"), "{remote:?}");
+    assert_eq!(next(Destination::Drive(None)).kind, PathKind::Bounce);
+}

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::{Stream, StreamExt};
 use gdrd_proto::v1::{self, topology_server};
 use gdrd_topology::TopologyError;
+use gdrd_topology::advise::{Destination, advise_path};
 use gdrd_topology::place::{PlaceRequest, PlaceSet, default_nics, place};
 use gdrd_topology::plan::contract::{GpuPlan, NicPlan, PairPlan, Plan};
 use gdrd_topology::plan::explain;
@@ -71,6 +72,40 @@ impl topology_server::Topology for TopologyService {
         }))
     }
 
+    async fn advise_path(
+        &self,
+        request: Request<v1::AdvisePathRequest>,
+    ) -> Result<Response<v1::AdvisePathResponse>, Status> {
+        let request = request.into_inner();
+        let to = match request.to {
+            Some(v1::advise_path_request::To::Gpu(gpu)) => Destination::Gpu(gpu),
+            Some(v1::advise_path_request::To::Remote(_)) => Destination::Remote,
+            Some(v1::advise_path_request::To::Drive(drive)) => {
+                Destination::Drive(Some(drive).filter(|drive| !drive.is_empty()))
+            }
+            None => return Err(bad_argument("to is missing: want a GPU, a remote host or a drive".to_owned())),
+        };
+        let view = self.topology.current();
+        let advice = advise_path(view.snapshot(), view.plan(), &request.from, &to);
+        let advice = advice.map_err(|refusal| of_topology(&refusal))?;
+        Ok(Response::new(v1::AdvisePathResponse {
+            generation: view.generation(),
+            from: advice.from,
+            to: advice.to,
+            kind: word(&advice.kind),
+            via: advice.via,
+            level: level(advice.level.as_ref()),
+            gbps: advice.gbps,
+            reason: advice.reason,
+            fallback: advice.fallback.map(|next| v1::PathFallback {
+                kind: word(&next.kind),
+                via: next.via,
+                gbps: next.gbps,
+                reason: next.reason,
+            }),
+        }))
+    }
+
     async fn place(&self, request: Request<v1::PlaceRequest>) -> Result<Response<v1::PlaceResponse>, Status> {
         let view = self.topology.current();
         let request = place_request(request.into_inner(), view.plan())?;
@@ -124,6 +159,9 @@ fn stopping() -> Status {
 fn of_topology(refusal: &TopologyError) -> Status {
     match refusal {
         TopologyError::NoSuchDevice { what: "GPU", .. } => status(Code::NotFound, "GPU_UNKNOWN", refusal.to_string()),
+        TopologyError::NoSuchDevice { what: "drive", .. } => {
+            status(Code::NotFound, "DRIVE_UNKNOWN", refusal.to_string())
+        }
         TopologyError::NoSuchDevice { .. } => status(Code::NotFound, "NIC_UNKNOWN", refusal.to_string()),
         TopologyError::BadRequest { .. } => bad_argument(refusal.to_string()),
         _ => status(Code::Internal, "INTERNAL", refusal.to_string()),

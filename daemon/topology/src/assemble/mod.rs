@@ -173,6 +173,7 @@ fn drives(host: &Host, listed: Vec<Drive>) -> Vec<Drive> {
                     bdf: Some(function.bdf),
                     numa: function.numa_id(),
                     transport: Some("pcie".to_owned()),
+                    netdev: None,
                     source: function.source,
                 },
             );

@@ -286,6 +286,8 @@ pub struct Drive {
     pub numa: Option<NumaId>,
     /// Transport, `pcie`, `rdma`, `tcp` …, where known.
     pub transport: Option<String>,
+    /// For a fabrics controller, the interface by which it reaches its target, where known.
+    pub netdev: Option<String>,
     /// Which input listed it.
     pub source: SourceKind,
 }

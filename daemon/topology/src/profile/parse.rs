@@ -258,6 +258,7 @@ impl Reader {
             bdf: line.bdf_or_none()?,
             numa: None,
             transport: line.take_name("transport")?,
+            netdev: line.take_name("netdev")?,
             source: SOURCE,
         };
         self.raw.drives.push(drive);

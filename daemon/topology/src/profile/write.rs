@@ -218,7 +218,8 @@ fn write_rest(out: &mut String, host: &Host) -> std::fmt::Result {
         // Drives named by their address come from the class code and need no line.
         if drive.bdf.is_none_or(|bdf| bdf.to_string() != drive.name) {
             let transport = name_key("transport", drive.transport.as_deref());
-            writeln!(out, "drive {} {}{transport}", encode(&drive.name), dash(drive.bdf))?;
+            let netdev = name_key("netdev", drive.netdev.as_deref());
+            writeln!(out, "drive {} {}{transport}{netdev}", encode(&drive.name), dash(drive.bdf))?;
         }
     }
     for given in &host.given_levels {

@@ -222,6 +222,9 @@ impl Writer<'_> {
             return Ok(());
         }
         let path = self.device_folder(drive.bdf, "nvme", &drive.name)?;
+        if let Some(netdev) = &drive.netdev {
+            self.file(&format!("{path}/address"), format!("traddr=192.0.2.1,trsvcid=4420,host_iface={netdev}"))?;
+        }
         match &drive.transport {
             Some(transport) => self.file(&format!("{path}/transport"), transport),
             None => Ok(()),

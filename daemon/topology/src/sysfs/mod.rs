@@ -6,6 +6,7 @@
 pub(crate) mod archive;
 pub mod build;
 mod disk;
+mod fabric;
 mod memory;
 mod others;
 mod pci;

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::bdf::Bdf;
 use crate::model::{Drive, Netdev, NumaId, NumaNode};
 use crate::source::SourceKind;
+use crate::sysfs::fabric;
 use crate::sysfs::pci::device_path;
 use crate::sysfs::place::steps;
 use crate::sysfs::tree::Tree;
@@ -69,10 +70,13 @@ pub(super) fn drives(tree: &Tree, source: SourceKind) -> Vec<Drive> {
     let mut drives = Vec::new();
     for name in tree.list_or_warn("sys/class/nvme") {
         let entry = format!("sys/class/nvme/{name}");
+        let bdf = bdf_of(tree, &entry);
+        let address = if bdf.is_none() { tree.text(&format!("{entry}/address")) } else { None };
         drives.push(Drive {
-            bdf: bdf_of(tree, &entry),
+            bdf,
             numa: None,
             transport: tree.text(&format!("{entry}/transport")),
+            netdev: address.and_then(|address| fabric::netdev_towards(tree, &address)),
             name,
             source,
         });

@@ -13,7 +13,7 @@ const CLASS: &str = "sys/class/infiniband";
 /// Most ports of one device; verbs numbers them from 1 in 8 bits, real ones have one or two.
 const MAX_PORTS: usize = 64;
 /// Most GID table entries read of one port.
-const MAX_GIDS: usize = 1024;
+pub(super) const MAX_GIDS: usize = 1024;
 
 /// Reads all RDMA devices; `None` if the tree has no class/infiniband.
 pub(super) fn read(tree: &Tree) -> Result<Option<Vec<RawHca>>, TopologyError> {

@@ -1,0 +1,45 @@
+//! To another GPU of this host. Such traffic never goes through a NIC.
+
+use super::{Fallback, PathAdvice, PathKind, advice, gpu_to_memory, host_memory, lesser, name};
+use crate::level::Level;
+use crate::model::{GpuId, Host};
+
+pub(super) fn to_gpu(host: &Host, from: GpuId, to: GpuId) -> PathAdvice {
+    let level = host.gpu_level(from, to);
+    let bdfs = host.gpu(from).and_then(|gpu| gpu.bdf).zip(host.gpu(to).and_then(|gpu| gpu.bdf));
+    let below_nvlink = bdfs.and_then(|(a, b)| host.pci_level(a, b));
+    let pcie = bdfs.and_then(|(a, b)| host.pci_bottleneck(a, b)).map(|narrowest| narrowest.gbps);
+    let staged = || {
+        let gbps = lesser(gpu_to_memory(host, from), gpu_to_memory(host, to));
+        let reason = format!("without peer access: through {}", host_memory(host, from));
+        Some(Fallback { kind: PathKind::Staged, via: Vec::new(), gbps, reason })
+    };
+    let p2p = || Some(Fallback { kind: PathKind::PcieP2p, via: Vec::new(), gbps: pcie, reason: without_nvlink() });
+    let is_below_one_root = below_nvlink.is_some_and(|level| level <= Level::Phb);
+    let (kind, gbps, reason, fallback) = match level {
+        Some(Level::Same) => (PathKind::SameGpu, None, "one GPU: a copy in its own memory".to_owned(), None),
+        Some(Level::NvLink(links)) => {
+            let fallback = if is_below_one_root { p2p() } else { staged() };
+            (PathKind::Nvlink, host.nvlink_gbps(from, to), format!("{} bonded NVLinks join them", links.0), fallback)
+        }
+        Some(level @ (Level::Pix | Level::Pxb)) => {
+            let reason = format!("{level}: a switch joins them, peer traffic stays below it unless ACS redirects it");
+            (PathKind::PcieP2p, pcie, reason, staged())
+        }
+        Some(Level::Phb) => {
+            let reason = "PHB: one root bus joins them, peer traffic passes the CPU".to_owned();
+            (PathKind::PcieP2p, pcie, reason, staged())
+        }
+        Some(level) => {
+            let memory = host_memory(host, from);
+            let why = format!("{level}: peer traffic between root complexes is not to be relied on; through {memory}");
+            (PathKind::Staged, lesser(gpu_to_memory(host, from), gpu_to_memory(host, to)), why, None)
+        }
+        None => (PathKind::Staged, None, "the place of a GPU is not known".to_owned(), None),
+    };
+    PathAdvice { level, gbps, fallback, ..advice(host, from, name(host, to), kind, reason) }
+}
+
+fn without_nvlink() -> String {
+    "with NVLink down: PCIe below one root bus".to_owned()
+}
