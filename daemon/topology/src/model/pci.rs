@@ -56,6 +56,8 @@ impl PciClass {
     pub const BRIDGE_PCI: u32 = 0x0604;
     /// NVM Express controller.
     pub const NVME: u32 = 0x0108;
+    /// "Other" bridge: of NVIDIA, an NVSwitch.
+    pub const NVSWITCH: u32 = 0x0680;
 
     /// Base class and subclass, 16 bits.
     #[must_use]

@@ -5,6 +5,7 @@
 
 pub(crate) mod archive;
 pub mod build;
+pub mod capture;
 mod disk;
 mod fabric;
 mod memory;

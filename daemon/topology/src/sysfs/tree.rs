@@ -109,7 +109,7 @@ impl Tree {
     }
 
     /// The first `limit` bytes of a regular file.
-    fn bytes(&self, path: &str, limit: usize) -> io::Result<Vec<u8>> {
+    pub(super) fn bytes(&self, path: &str, limit: usize) -> io::Result<Vec<u8>> {
         match &self.files {
             Files::Disk(disk) => disk.bytes(path, limit),
             Files::Memory(memory) => memory.bytes(path, limit),
