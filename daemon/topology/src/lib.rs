@@ -39,6 +39,7 @@ pub mod advise;
 pub mod assemble;
 pub mod bdf;
 pub mod error;
+pub mod export;
 pub mod gdr;
 mod guid;
 pub mod level;

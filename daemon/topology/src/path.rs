@@ -22,14 +22,14 @@ impl Bottleneck {
 
 /// Bridges that hypervisors make up: what they say of speed and width is not true of the hardware below.
 /// QEMU's own vendor id, and the TI switch and Intel root port that it imitates.
-fn is_emulated(function: &PciFunction) -> bool {
+pub(crate) fn is_emulated(function: &PciFunction) -> bool {
     matches!(
         (function.vendor, function.device),
         (Some(0x1b36), _) | (Some(0x104c), Some(0x8232 | 0x8233)) | (Some(0x8086), Some(0x3420))
     )
 }
 
-fn link_of(function: &PciFunction) -> Option<Bottleneck> {
+pub(crate) fn link_of(function: &PciFunction) -> Option<Bottleneck> {
     if is_emulated(function) {
         return None;
     }
