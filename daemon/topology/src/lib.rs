@@ -27,7 +27,10 @@
 //!   [`plan::explain`] tells why each NIC won or lost. Names and addresses only, so plans outlive snapshots.
 //! - [`place::place`]`(&snapshot, &options, &PlaceRequest)`: scored sets of free GPUs and NICs.
 //! - [`advise::advise_path`]`(&snapshot, &plan, "GPU0", &Destination)`: NVLink, P2P, GPUDirect or staged, and why.
-//! - [`render::matrix`], [`render::tree`]: text; [`render::topo`]: JSON `gdrd.topo/v1`.
+//! - [`bandwidth::matches`]: each GPU's link against its NICs and the switch above, and what is wasted.
+//! - [`render::matrix`], [`render::tree`]: text; [`render::svg`]: a picture; [`render::topo`]: JSON `gdrd.topo/v1`.
+//! - [`export`]: the pairing in the words of NCCL, UCX, NVSHMEM, Mooncake and PyTorch.
+//! - [`sysfs::capture`]: a tree of this machine to send to others, with all that names it replaced.
 //!
 //! # Adding a reader
 //! A reader is a module that fills a [`model::RawHost`] with what its input lists and hands it to
@@ -37,6 +40,7 @@
 
 pub mod advise;
 pub mod assemble;
+pub mod bandwidth;
 pub mod bdf;
 pub mod error;
 pub mod export;

@@ -10,7 +10,7 @@ pub(crate) fn run(global: &Global, options: &Topo) -> anyhow::Result<Outcome> {
     let topology = source::topology(global, &options.input)?;
     let snapshot = topology.snapshot();
     let text = match (global.format, options.tree) {
-        (Format::Json, _) => render::topo(snapshot).to_json(),
+        (Format::Json, _) => render::topo(snapshot, &topology.plan()).to_json(),
         (Format::Text, true) => render::tree(&snapshot.host, Some(&topology.plan())),
         (Format::Text, false) => render::matrix(&snapshot.host, Some(&topology.plan())),
     };

@@ -3,10 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bandwidth::{self, BandwidthMatch};
 use crate::bdf::Bdf;
 use crate::level::Level;
 use crate::link::LinkRate;
 use crate::model::{Drive, Gpu, Hca, NumaNode, NvLink, NvLinkKind, PciRole, Snapshot, Upstream};
+use crate::plan::contract::Plan;
 use crate::render::matrix::Device;
 use crate::source::Source;
 
@@ -40,6 +42,8 @@ pub struct Topo {
     pub nvlink_kind: Option<NvLinkKind>,
     /// P2P levels between all GPUs and NICs.
     pub levels: Levels,
+    /// Each GPU's link against its NICs, by the plan that was given.
+    pub bandwidth: Vec<BandwidthMatch>,
     /// What could not be read.
     pub warnings: Vec<String>,
 }
@@ -72,9 +76,9 @@ pub struct TopoLink {
     pub max_gbps: Option<f64>,
 }
 
-/// A snapshot as `gdrd.topo/v1`.
+/// A snapshot and the plan in force as `gdrd.topo/v1`.
 #[must_use]
-pub fn topo(snapshot: &Snapshot) -> Topo {
+pub fn topo(snapshot: &Snapshot, plan: &Plan) -> Topo {
     let host = &snapshot.host;
     let functions = host.functions.iter().map(|function| TopoLink {
         bdf: function.bdf,
@@ -102,6 +106,7 @@ pub fn topo(snapshot: &Snapshot) -> Topo {
         nvlinks: host.nvlinks.clone(),
         nvlink_kind: host.nvlink_kind(),
         levels: levels(snapshot),
+        bandwidth: bandwidth::matches(host, plan),
         warnings: host.warnings.clone(),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::bandwidth;
 use crate::level::Level;
 use crate::model::{GpuId, HcaId, Host, NumaId};
 use crate::plan::contract::Plan;
@@ -128,6 +129,13 @@ fn legends(out: &mut String, host: &Host, plan: Option<&Plan>) -> std::fmt::Resu
         let nics: Vec<String> = gpu.assigned.iter().map(pair).collect();
         let nics = if nics.is_empty() { format!("none: {}", gpu.reason) } else { nics.join(", ") };
         writeln!(out, "  {}: {nics}", gpu.name)?;
+    }
+    let matches = bandwidth::matches(host, plan);
+    if matches.iter().any(|found| !found.findings.is_empty()) {
+        writeln!(out, "\nBandwidth:\n")?;
+    }
+    for found in matches.iter().filter(|found| !found.findings.is_empty()) {
+        writeln!(out, "  {}: {}", found.gpu, found.findings.join("; "))?;
     }
     Ok(())
 }

@@ -1,0 +1,185 @@
+//! Bandwidth matching: what a GPU's link, its NICs and the switch above them carry, side by side, and what of
+//! it is wasted because its counterpart is narrower.
+
+use serde::{Deserialize, Serialize};
+
+use crate::bdf::Bdf;
+use crate::level::Level;
+use crate::model::{GpuId, HcaId, Host, PciRole};
+use crate::path::link_of;
+use crate::plan::contract::Plan;
+
+/// Rates that differ by less than this share are called matched: encodings and flow control take as much.
+const MATCHED_SHARE: f64 = 0.05;
+
+/// One GPU against its NICs. All rates in Gbit/s, one direction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BandwidthMatch {
+    /// Name of the GPU.
+    pub gpu: String,
+    /// The GPU's side of the way to its first NIC.
+    pub gpu_gbps: Option<f64>,
+    /// Its NICs.
+    pub nics: Vec<NicBandwidth>,
+    /// What its NICs can move for it together, those that others use too by their even share.
+    pub usable_gbps: Option<f64>,
+    /// The way out of the highest switch above it.
+    pub uplink: Option<Uplink>,
+    /// The comparison in words, what is wasted first.
+    pub findings: Vec<String>,
+}
+
+/// A NIC of a GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NicBandwidth {
+    /// Its name.
+    pub name: String,
+    /// Rate of its fastest usable port.
+    pub rate_gbps: Option<f64>,
+    /// Narrowest link on its side of the way.
+    pub link_gbps: Option<f64>,
+    /// GPUs that use it.
+    pub gpus: usize,
+}
+
+/// The link of a switch towards the CPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Uplink {
+    /// The switch's upstream port.
+    pub bdf: Bdf,
+    /// What it carries.
+    pub gbps: f64,
+    /// GPUs below it, and what their links carry together.
+    pub gpus: usize,
+    /// NICs below it that GPUs are given.
+    pub nics: usize,
+    /// What these NICs' ports carry together.
+    pub nics_gbps: f64,
+}
+
+/// Compares every GPU of a plan with its NICs. GPUs without a place in the tree are left out.
+#[must_use]
+pub fn matches(host: &Host, plan: &Plan) -> Vec<BandwidthMatch> {
+    plan.gpus.iter().filter_map(|gpu| of_gpu(host, plan, &gpu.name)).collect()
+}
+
+/// Compares one GPU of a plan, by name, with its NICs.
+#[must_use]
+pub fn of_gpu(host: &Host, plan: &Plan, gpu: &str) -> Option<BandwidthMatch> {
+    let planned = plan.gpu(gpu)?;
+    let id = host.find_gpu(&planned.name)?;
+    let bdf = host.gpu(id)?.bdf?;
+    let ids: Vec<HcaId> = planned.assigned.iter().filter_map(|name| host.find_hca(name)).collect();
+    let nics: Vec<NicBandwidth> = ids.iter().filter_map(|nic| nic_bandwidth(host, plan, id, *nic)).collect();
+    let gpu_gbps = gpu_side(host, id, ids.first().copied());
+    let brought = shares(&nics);
+    let mut found = BandwidthMatch {
+        gpu: planned.name.clone(),
+        gpu_gbps,
+        usable_gbps: [brought, gpu_gbps.filter(|_| brought.is_some())].into_iter().flatten().min_by(f64::total_cmp),
+        uplink: uplink(host, plan, bdf),
+        nics,
+        findings: Vec::new(),
+    };
+    let is_below = ids.first().is_some_and(|nic| host.gpu_hca_level(id, *nic).is_some_and(|near| near <= Level::Pxb));
+    found.findings = findings(&found, brought, is_below);
+    Some(found)
+}
+
+/// The narrowest link of the GPU's own side: up to where the way to the NIC turns, else its own link.
+fn gpu_side(host: &Host, gpu: GpuId, nic: Option<HcaId>) -> Option<f64> {
+    let bdf = host.gpu(gpu)?.bdf?;
+    let towards = nic.and_then(|nic| host.hca(nic)).and_then(|hca| hca.bdf);
+    let narrowest = towards.and_then(|nic| {
+        let links = host.links_towards(bdf, nic).filter_map(link_of);
+        links.map(|part| part.gbps).min_by(f64::total_cmp)
+    });
+    narrowest.or_else(|| host.function(bdf).and_then(link_of).map(|part| part.gbps))
+}
+
+fn nic_bandwidth(host: &Host, plan: &Plan, gpu: GpuId, nic: HcaId) -> Option<NicBandwidth> {
+    let hca = host.hca(nic)?;
+    let (near, far) = (host.gpu(gpu)?.bdf?, hca.bdf?);
+    let links = host.links_towards(far, near).filter_map(link_of).map(|part| part.gbps);
+    let users = plan.nics.iter().find(|planned| planned.name == hca.name).map_or(1, |planned| planned.gpus.len());
+    Some(NicBandwidth {
+        name: hca.name.clone(),
+        rate_gbps: hca.rate_gbps(),
+        link_gbps: links.min_by(f64::total_cmp),
+        gpus: users.max(1),
+    })
+}
+
+/// What one GPU gets of its NICs; `None` where no rate is known.
+fn shares(nics: &[NicBandwidth]) -> Option<f64> {
+    let share = |nic: &NicBandwidth| {
+        let gbps = [nic.rate_gbps, nic.link_gbps].into_iter().flatten().min_by(f64::total_cmp)?;
+        // A count of GPUs of one host is far below where a float loses whole numbers.
+        #[expect(clippy::cast_precision_loss, reason = "a count of GPUs")]
+        let users = nic.gpus as f64;
+        Some(gbps / users)
+    };
+    let known: Vec<f64> = nics.iter().filter_map(share).collect();
+    (!known.is_empty()).then(|| known.iter().sum())
+}
+
+/// The highest switch above a GPU whose uplink is known.
+fn uplink(host: &Host, plan: &Plan, gpu: Bdf) -> Option<Uplink> {
+    let is_switch = |role: PciRole| matches!(role, PciRole::SwitchUpstream | PciRole::Switch);
+    let above: Vec<_> = host.bridges_above(gpu).collect();
+    let switch = above.iter().rfind(|function| is_switch(function.role))?;
+    // The port above shows the same link; the narrower of the two reports counts.
+    let own = link_of(switch)?.gbps;
+    let port = above.iter().skip_while(|function| function.bdf != switch.bdf).nth(1).and_then(|port| link_of(port));
+    let gbps = port.map_or(own, |port| port.gbps.min(own));
+    let is_below = |bdf: Bdf| host.bridges_above(bdf).any(|bridge| bridge.bdf == switch.bdf);
+    let nics: Vec<_> = plan
+        .nics
+        .iter()
+        .filter(|nic| !nic.gpus.is_empty() && nic.bdf.is_some_and(is_below))
+        .filter_map(|nic| nic.rate_gbps)
+        .collect();
+    let gpus = host.gpus.iter().filter_map(|gpu| gpu.bdf).filter(|bdf| is_below(*bdf)).count();
+    Some(Uplink { bdf: switch.bdf, gbps, gpus, nics: nics.len(), nics_gbps: nics.iter().sum() })
+}
+
+fn is_narrower(a: f64, b: f64) -> bool {
+    a < b * (1.0 - MATCHED_SHARE)
+}
+
+fn findings(found: &BandwidthMatch, brought: Option<f64>, is_below_switch: bool) -> Vec<String> {
+    let mut words = Vec::new();
+    for nic in &found.nics {
+        if let Some((rate, link)) = nic.rate_gbps.zip(nic.link_gbps).filter(|(rate, link)| is_narrower(*link, *rate)) {
+            let wasted = rate - link;
+            words.push(format!(
+                "{}: port of {rate:.0} Gbit/s behind a link of {link:.0}: {wasted:.0} of the port wasted",
+                nic.name
+            ));
+        }
+    }
+    if let Some((gpu, nics)) = found.gpu_gbps.zip(brought) {
+        words.push(if is_narrower(gpu, nics) {
+            format!("link of {gpu:.0} Gbit/s against NICs of {nics:.0}: {:.0} of the NICs wasted", nics - gpu)
+        } else if is_narrower(nics, gpu) {
+            format!("link of {gpu:.0} Gbit/s against NICs of {nics:.0}: {:.0} of the link unused", gpu - nics)
+        } else {
+            format!("link of {gpu:.0} Gbit/s and NICs of {nics:.0} are matched")
+        });
+    }
+    if let Some(up) = &found.uplink
+        && up.nics > 0
+    {
+        let who = format!("uplink {} of {:.0} Gbit/s", up.bdf, up.gbps);
+        let load = format!("{} NICs of {:.0}", up.nics, up.nics_gbps);
+        words.push(match (is_narrower(up.gbps, up.nics_gbps), is_below_switch) {
+            (false, _) => format!("{who} carries {load}, also to host memory"),
+            (true, true) => format!(
+                "{who} is narrower than {load}: {:.0} wasted for host memory, not between GPU and NIC below it",
+                up.nics_gbps - up.gbps
+            ),
+            (true, false) => format!("{who} is narrower than {load}: {:.0} wasted", up.nics_gbps - up.gbps),
+        });
+    }
+    words
+}

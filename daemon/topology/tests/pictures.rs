@@ -1,0 +1,161 @@
+//! Pictures, trees and bandwidth of built-in machines.
+
+use gdrd_topology::assemble::ReadOptions;
+use gdrd_topology::bandwidth::{matches, of_gpu};
+use gdrd_topology::model::Snapshot;
+use gdrd_topology::plan::contract::Plan;
+use gdrd_topology::plan::{PlanOptions, plan};
+use gdrd_topology::{profile, render};
+
+fn planned(name: &str) -> (Snapshot, Plan) {
+    let snapshot = profile::builtin(name).expect("the profile is built in");
+    let plan = plan(&snapshot, &PlanOptions::default());
+    (snapshot, plan)
+}
+
+#[test]
+fn a_picture_is_well_formed_and_holds_every_device_pair_and_link() {
+    for name in profile::builtin_names() {
+        let (snapshot, plan) = planned(name);
+        let text = render::svg(&snapshot, &plan);
+        let document = roxmltree::Document::parse(&text).expect("an SVG is XML");
+        assert_eq!(document.root_element().tag_name().name(), "svg");
+        let elements = document.descendants().filter(roxmltree::Node::is_element);
+        let texts: Vec<&str> = elements.filter_map(|node| node.text()).collect();
+        let gpus = snapshot.host.gpus.iter().map(|gpu| gpu.name.as_str());
+        let nics = snapshot.host.hcas.iter().map(|hca| hca.name.as_str());
+        for device in gpus.chain(nics).chain(snapshot.host.drives.iter().map(|drive| drive.name.as_str())) {
+            assert!(texts.iter().any(|text| text.starts_with(device)), "{name}: {device}");
+        }
+        let pairs = plan.gpus.iter().map(|gpu| gpu.assigned.len()).sum::<usize>();
+        let lines = texts.iter().filter(|text| text.starts_with("GPU") && text.contains(" - ")).count();
+        let direct = snapshot.host.nvlinks.iter().filter(|link| link.end != gdrd_topology::model::NvLinkEnd::Switch);
+        assert_eq!(lines, pairs + direct.count(), "{name}");
+        let is_switched = plan.nvlink.kind == Some(gdrd_topology::model::NvLinkKind::Switched);
+        assert_eq!(texts.iter().any(|text| text.starts_with("NVLink switch")), is_switched, "{name}");
+    }
+}
+
+#[test]
+fn a_picture_lies_within_its_borders_and_its_cells_apart() {
+    for name in profile::builtin_names() {
+        let (snapshot, plan) = planned(name);
+        let text = render::svg(&snapshot, &plan);
+        let document = roxmltree::Document::parse(&text).unwrap();
+        let number = |node: &roxmltree::Node<'_, '_>, name: &str| -> f64 {
+            node.attribute(name).and_then(|text| text.parse().ok()).unwrap_or(0.0)
+        };
+        let svg = document.root_element();
+        let (width, height) = (number(&svg, "width"), number(&svg, "height"));
+        let boxes: Vec<(f64, f64, f64, f64)> = document
+            .descendants()
+            .filter(|node| node.tag_name().name() == "rect" && node.attribute("x").is_some())
+            .map(|node| (number(&node, "x"), number(&node, "y"), number(&node, "width"), number(&node, "height")))
+            .collect();
+        assert!(boxes.iter().all(|(x, y, w, h)| *x >= 0.0 && x + w <= width && y + h <= height), "{name}");
+        let cells: Vec<_> = boxes.iter().filter(|(_, _, w, h)| (*w, *h) == (108.0, 50.0)).collect();
+        for (place, a) in cells.iter().enumerate() {
+            for b in cells.iter().skip(place + 1) {
+                let apart = a.0 + a.2 <= b.0 || b.0 + b.2 <= a.0 || a.1 + a.3 <= b.1 || b.1 + b.3 <= a.1;
+                assert!(apart, "{name}: {a:?} {b:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn names_from_outside_cannot_break_a_picture_or_a_graph() {
+    let (mut snapshot, _) = planned("two-socket-2gpu");
+    snapshot.host.hcas[0].name = "<script>&\"\u{1}\u{1b}[31m".to_owned();
+    snapshot.host.name = Some("]]><x".to_owned());
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let text = render::svg(&snapshot, &plan);
+    let document = roxmltree::Document::parse(&text).expect("an SVG is XML");
+    assert!(document.descendants().all(|node| node.tag_name().name() != "script"));
+    let graph = render::dot(&snapshot.host, &plan);
+    assert!(graph.contains("<script>&\\\" "), "{graph}");
+}
+
+#[test]
+fn inputs_without_addresses_are_drawn_too() {
+    let text = "\tGPU0\tGPU1\tNIC0\nGPU0\tX\tNV4\tPIX\nGPU1\tNV4\tX\tSYS\n";
+    let path = std::path::Path::new("matrix.txt");
+    let snapshot = gdrd_topology::read_stream(text.as_bytes(), path, &ReadOptions::default()).unwrap();
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let picture = render::svg(&snapshot, &plan);
+    assert!(picture.contains("no place in the PCI tree") && picture.contains(">GPU1<"));
+    assert!(render::dot(&snapshot.host, &plan).contains("\"GPU0\""));
+}
+
+#[test]
+fn a_graph_joins_every_device_to_its_root_bus() {
+    let (snapshot, plan) = planned("dgx-a100");
+    let graph = render::dot(&snapshot.host, &plan);
+    assert!(graph.starts_with("graph host {") && graph.ends_with("}\n"));
+    assert_eq!(graph.matches("style=bold").count(), 8);
+    assert!(graph.contains("\"pci0000:00\" -- \"0000:00:01.1\"") || graph.contains("\"pci0000:00\" -- "));
+}
+
+#[test]
+fn a_painted_tree_is_the_plain_one_with_each_part_as_the_painter_gives_it() {
+    let (snapshot, plan) = planned("dgx-a100");
+    let plain = render::tree(&snapshot.host, Some(&plan));
+    let painted =
+        render::painted_tree(&snapshot.host, Some(&plan), &|part, text| format!("\u{1}{part:?}\u{2}{text}\u{3}"));
+    let mut stripped = String::new();
+    let mut is_mark = false;
+    for character in painted.chars() {
+        match character {
+            '\u{1}' => is_mark = true,
+            '\u{2}' => is_mark = false,
+            '\u{3}' => {}
+            character if !is_mark => stripped.push(character),
+            _ => {}
+        }
+    }
+    assert_eq!(stripped, plain);
+    for part in ["Heading", "Bridge", "Gpu", "Nic", "Drive", "Faint"] {
+        assert!(painted.contains(&format!("\u{1}{part}\u{2}")), "{part}");
+    }
+}
+
+#[test]
+fn a_gpu_link_wider_than_its_nic_is_said_to_be_unused_in_part() {
+    let (snapshot, plan) = planned("dgx-a100");
+    let found = of_gpu(&snapshot.host, &plan, "GPU0").unwrap();
+    // 16 GT/s x16 after 128b/130b, against HDR.
+    assert_eq!(found.gpu_gbps.map(f64::round), Some(252.0));
+    assert_eq!(found.usable_gbps.map(f64::round), Some(200.0));
+    assert!(found.findings.iter().any(|line| line.contains("52 of the link unused")), "{:?}", found.findings);
+    let uplink = found.uplink.unwrap();
+    assert_eq!((uplink.gpus, uplink.nics, uplink.nics_gbps), (2, 2, 400.0));
+    assert!(found.findings.iter().any(|line| line.contains("not between GPU and NIC below it")));
+    assert_eq!(matches(&snapshot.host, &plan).len(), 8);
+}
+
+#[test]
+fn ports_behind_narrow_links_and_nics_beyond_a_gpu_are_waste() {
+    let text = "gdrd-host-profile 1\nnuma 0\n\
+        pci 0000:00:01.0 1000:c010 060400 pci0000:00 16x16 numa=0\n\
+        pci 0000:01:00.0 1000:c010 060400 0000:00:01.0 16x16\n\
+        pci 0000:02:00.0 1000:c010 060400 0000:01:00.0 16x8\n\
+        pci 0000:02:01.0 1000:c010 060400 0000:01:00.0 32x16\n\
+        pci 0000:03:00.0 10de:2330 030200 0000:02:00.0 16x8\n\
+        pci 0000:04:00.0 15b3:1021 020700 0000:02:01.0 16x16/32x16\n\
+        hca mlx5_0 0000:04:00.0\nport mlx5_0 1 ACTIVE InfiniBand 400\n";
+    let snapshot = profile::snapshot(text, None, &ReadOptions::default()).unwrap();
+    let found = of_gpu(&snapshot.host, &plan(&snapshot, &PlanOptions::default()), "GPU0").unwrap();
+    assert!(found.findings[0].starts_with("mlx5_0: port of 400 Gbit/s behind a link of 252: 148"), "{found:?}");
+    assert!(found.findings[1].contains("against NICs of 252: 126 of the NICs wasted"), "{found:?}");
+    let text = render::matrix(&snapshot.host, Some(&plan(&snapshot, &PlanOptions::default())));
+    assert!(text.contains("Bandwidth:") && text.contains("of the port wasted"), "{text}");
+}
+
+#[test]
+fn nics_that_gpus_share_count_by_their_share() {
+    let (mut snapshot, _) = planned("dgx-a100");
+    snapshot.host.hcas.retain(|hca| ["mlx5_0", "mlx5_2", "mlx5_6", "mlx5_8"].contains(&hca.name.as_str()));
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let found = of_gpu(&snapshot.host, &plan, "GPU1").unwrap();
+    assert_eq!((found.nics[0].gpus, found.usable_gbps), (2, Some(100.0)));
+}
