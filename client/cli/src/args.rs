@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 /// Options of every verb.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Global {
-    /// How to print: text for people, json for programs
+    /// How to print: text for people, json for programs; of topo also tree, svg and dot
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
     /// Folder of the daemon's sockets, instead of looking for it
@@ -47,6 +47,19 @@ pub(crate) enum Format {
     Text,
     /// For programs: one document with a "schema"
     Json,
+    /// topo only: the PCIe tree, in colours on a terminal
+    Tree,
+    /// topo only: a picture
+    Svg,
+    /// topo only: a graph for Graphviz
+    Dot,
+}
+
+impl Format {
+    /// Whether it is one that only pictures of a host have.
+    pub(crate) fn is_picture(self) -> bool {
+        matches!(self, Self::Tree | Self::Svg | Self::Dot)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -54,7 +67,8 @@ pub(crate) enum Verb {
     /// Show the host's GPUs, NICs and what lies between them
     #[command(after_help = "Examples:
   gdrctl topo                       the matrix of this host
-  gdrctl topo --tree                the PCIe tree
+  gdrctl topo --format tree         the PCIe tree
+  gdrctl topo --format svg > a.svg  a picture for a ticket
   gdrctl topo --input ./sys-copy    a captured /sys of another host
   gdrctl topo --input dgx-a100      a built-in profile")]
     Topo(Topo),
@@ -69,6 +83,29 @@ pub(crate) enum Verb {
   gdrctl explain GPU0
   gdrctl explain 0000:07:00.0 --input ./sys-copy")]
     Explain(Explain),
+    /// Show how data should go from a GPU to another, to a remote host or to a drive, and why
+    #[command(after_help = "Examples:
+  gdrctl path GPU0 GPU3
+  gdrctl path GPU0 remote
+  gdrctl path GPU0 drive                 the nearest drive
+  gdrctl path GPU0 nvme2n1 --input ./sys-copy")]
+    Path(PathTo),
+    /// Write the pairing in the words of other software
+    #[command(after_help = "Examples:
+  gdrctl export nccl-topo -o /etc/gdrd/nccl-topo.xml
+  eval \"$(gdrctl export env --rank $LOCAL_RANK --topo-file /etc/gdrd/nccl-topo.xml)\"
+  gdrctl export mooncake > nic_priority_matrix.json
+  gdrctl export profile --input ./host.tar.zst > machine.host")]
+    Export(Export),
+    /// Copy what this host's /sys tells of GPUs, NICs and drives into an archive to send to others
+    #[command(
+        after_help = "Serial numbers, GUIDs, MACs, IP addresses and the host name are replaced, equal ones by equal ones. As root the
+archive holds the PCI configuration space by which ACS is judged.
+
+Example:
+  sudo gdrctl capture -o host.tar.zst && gdrctl topo --input host.tar.zst"
+    )]
+    Capture(Capture),
     /// Propose sets of GPUs and NICs for a job
     #[command(after_help = "Examples:
   gdrctl place --gpus 4
@@ -115,9 +152,62 @@ pub(crate) struct Input {
 pub(crate) struct Topo {
     #[command(flatten)]
     pub(crate) input: Input,
-    /// Show the PCIe tree instead of the matrix
+    /// As --format tree
     #[arg(long)]
     pub(crate) tree: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PathTo {
+    /// GPU by name (GPU0), UUID or PCI address
+    pub(crate) from: String,
+    /// Another GPU, "remote" for another host, "drive" for the nearest drive, or a drive or volume by name
+    pub(crate) to: String,
+    #[command(flatten)]
+    pub(crate) input: Input,
+}
+
+/// What to write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Exported {
+    /// Topology XML for NCCL_TOPO_FILE
+    NcclTopo,
+    /// Environment variables for NCCL, UCX, NVSHMEM, DeepEP, Gloo and TensorPipe
+    Env,
+    /// NIC priority matrix for Mooncake's MC_CUSTOM_TOPO_JSON
+    Mooncake,
+    /// The host as a profile of gdrd
+    Profile,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// What to write
+    pub(crate) what: Exported,
+    /// File to write instead of standard output
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// env: for the process of this GPU, by name, UUID or PCI address
+    #[arg(long, value_name = "GPU", conflicts_with = "rank")]
+    pub(crate) gpu: Option<String>,
+    /// env: for the process of this local rank, which is the GPU's place in PCI order
+    #[arg(long, value_name = "N")]
+    pub(crate) rank: Option<usize>,
+    /// env: where the file of nccl-topo is kept, for NCCL_TOPO_FILE
+    #[arg(long, value_name = "FILE")]
+    pub(crate) topo_file: Option<String>,
+    #[command(flatten)]
+    pub(crate) input: Input,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Capture {
+    /// Archive to write: its name ends in .tar.zst, .tar.gz or .tar
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// Folder that holds the sys and proc to copy, instead of this host's
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub(crate) sysfs_root: PathBuf,
 }
 
 #[derive(Debug, Args)]

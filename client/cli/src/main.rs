@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::args::{Arguments, Verb};
-use crate::exit::Outcome;
+use crate::exit::{Outcome, UsageError};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -27,10 +27,16 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let Arguments { global, verb } = arguments;
+    if global.format.is_picture() && !matches!(verb, Verb::Topo(_)) {
+        return Err(UsageError("--format tree, svg and dot are of gdrctl topo".to_owned()).into());
+    }
     match verb {
         Verb::Topo(topo) => verbs::topo::run(&global, &topo),
         Verb::Plan(plan) => verbs::plan::run(&global, &plan),
         Verb::Explain(explain) => verbs::explain::run(&global, &explain),
+        Verb::Path(path) => verbs::path::run(&global, &path),
+        Verb::Export(export) => verbs::export::run(&global, &export),
+        Verb::Capture(capture) => verbs::capture::run(&global, &capture),
         Verb::Place(place) => verbs::place::run(&global, &place),
         Verb::Buffers => verbs::buffers::run(&global),
         Verb::QueuePairs => verbs::queue_pairs::run(&global),

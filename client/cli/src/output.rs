@@ -16,7 +16,7 @@ pub(crate) fn print(
 ) -> anyhow::Result<Outcome> {
     match format {
         Format::Json => write(&format!("{:#}\n", json()))?,
-        Format::Text => write(&text())?,
+        _ => write(&text())?,
     }
     Ok(Outcome::Done)
 }

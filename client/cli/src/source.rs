@@ -91,7 +91,8 @@ pub(crate) fn own(path: &Path) -> anyhow::Result<Snapshot> {
     })
 }
 
-fn daemons(answer: v1::GetTopologyResponse) -> anyhow::Result<Topology> {
+/// The daemon's answer as a topology.
+pub(crate) fn daemons(answer: v1::GetTopologyResponse) -> anyhow::Result<Topology> {
     let plan = answer.plan.context("the daemon's topology has no plan")?;
     let plan = plan_of(&plan)?;
     let mut snapshot = profile::snapshot(&answer.host_profile, None, &ReadOptions::default())

@@ -51,7 +51,15 @@ fn a_sysfs_tree_gives_the_plan_of_the_profile_it_was_built_from() {
 
 #[test]
 fn every_topology_verb_reads_an_input_in_both_formats() {
-    let verbs: [&[&str]; 4] = [&["topo"], &["topo", "--tree"], &["explain", "GPU0"], &["place", "--gpus", "2"]];
+    let verbs: [&[&str]; 7] = [
+        &["topo"],
+        &["topo", "--tree"],
+        &["plan"],
+        &["explain", "GPU0"],
+        &["path", "GPU0", "remote"],
+        &["place", "--gpus", "2"],
+        &["export", "env"],
+    ];
     for verb in verbs {
         let with_input = [verb, &["--input", "dgx-a100"]].concat();
         let shown = gdrctl(&with_input);
@@ -81,6 +89,12 @@ fn exit_codes_tell_usage_from_an_absent_daemon() {
     assert_eq!(code(&["plan", "--input", "dgx-a100", "--max-level", "FAR"]), Some(2));
     assert_eq!(code(&["explain", "GPU99", "--input", "dgx-a100"]), Some(2));
     assert_eq!(code(&["place", "--gpus", "0", "--input", "dgx-a100"]), Some(2));
+    assert_eq!(code(&["path", "GPU0", "GPU99", "--input", "dgx-a100"]), Some(2));
+    assert_eq!(code(&["plan", "--format", "svg", "--input", "dgx-a100"]), Some(2));
+    assert_eq!(code(&["export", "mooncake", "--rank", "0", "--input", "dgx-a100"]), Some(2));
+    assert_eq!(code(&["export", "env", "--rank", "8", "--input", "dgx-a100"]), Some(2));
+    assert_eq!(code(&["export", "env", "--topo-file", "a b", "--input", "dgx-a100"]), Some(2));
+    assert_eq!(code(&["capture", "-o", "host.zip"]), Some(2));
     assert_eq!(code(&["--help"]), Some(0));
 }
 
@@ -150,8 +164,78 @@ fn completions_and_manual_pages_name_every_verb() {
     }
     let folder = tempfile::tempdir().expect("a folder for manual pages");
     assert!(gdrctl(&["man", &folder.path().to_string_lossy()]).status.success());
-    for verb in ["topo", "plan", "explain", "place", "buffers", "queue-pairs", "stats", "status", "bench"] {
+    for verb in [
+        "topo",
+        "plan",
+        "explain",
+        "path",
+        "export",
+        "capture",
+        "place",
+        "buffers",
+        "queue-pairs",
+        "stats",
+        "status",
+        "bench",
+    ] {
         assert!(help.contains(verb), "{verb} is not in the help");
         assert!(folder.path().join(format!("gdrctl-{verb}.1")).is_file(), "{verb} has no page");
+    }
+}
+
+#[test]
+fn topo_draws_a_tree_a_picture_and_a_graph_of_any_input() {
+    let folder = tree("dgx-a100");
+    let input = folder.path().to_string_lossy().into_owned();
+    for (format, begin) in [("tree", "pci0000:00"), ("svg", "<svg "), ("dot", "graph host {")] {
+        let shown = gdrctl(&["topo", "--format", format, "--input", &input]);
+        assert!(shown.status.success(), "{format}: {}", text(&shown.stderr));
+        assert!(text(&shown.stdout).starts_with(begin), "{format}");
+        assert!(!shown.stdout.contains(&0x1b), "no colours into a pipe");
+    }
+}
+
+#[test]
+fn an_exported_topology_is_an_input_that_gives_the_same_pairs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (kind, name) in [("nccl-topo", "topo.xml"), ("profile", "machine.host")] {
+        let file = folder.path().join(name).to_string_lossy().into_owned();
+        let written = gdrctl(&["export", kind, "--input", "dgx-a100", "-o", &file]);
+        assert!(written.status.success() && written.stdout.is_empty(), "{}", text(&written.stderr));
+        let pairs = |input: &str| -> Vec<Value> {
+            let plan = json(&gdrctl(&["plan", "--format", "json", "--input", input]));
+            plan["gpus"].as_array().expect("gpus is a list").iter().map(|gpu| gpu["assigned"].clone()).collect()
+        };
+        assert_eq!(pairs(&file), pairs("dgx-a100"), "{kind}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 2, "nothing else is left behind");
+}
+
+#[test]
+fn a_shell_takes_the_exported_variables_as_they_are() {
+    let lines = text(&gdrctl(&["export", "env", "--rank", "1", "--topo-file", "/t.xml", "--input", "dgx-a100"]).stdout);
+    let script =
+        format!("set -eu\n{lines}\nprintf '%s %s %s' \"$NCCL_IB_HCA\" \"$UCX_NET_DEVICES\" \"$NCCL_TOPO_FILE\"");
+    let shell = Command::new("sh").arg("-c").arg(&script).env_clear().output().expect("a shell");
+    assert_eq!(text(&shell.stdout), "=mlx5_0:1 mlx5_0:1 /t.xml", "{}", text(&shell.stderr));
+    let document = json(&gdrctl(&["export", "env", "--gpu", "gpu1", "--format", "json", "--input", "dgx-a100"]));
+    assert_eq!((document["schema"].as_str(), document["rank"].as_u64()), (Some("gdrd.env/v1"), Some(1)));
+}
+
+#[test]
+fn a_capture_is_an_input_of_every_topology_verb() {
+    let folder = tree("two-socket-2gpu");
+    let root = folder.path().to_string_lossy().into_owned();
+    for name in ["host.tar.zst", "host.tar.gz", "host.tar"] {
+        let file = folder.path().join(name).to_string_lossy().into_owned();
+        let taken = json(&gdrctl(&["capture", "-o", &file, "--sysfs-root", &root, "--format", "json"]));
+        assert_eq!(taken["schema"], "gdrd.capture/v1");
+        assert!(taken["len_bytes"].as_u64().is_some_and(|len| len > 0));
+        let of = |input: &str| json(&gdrctl(&["plan", "--format", "json", "--input", input]))["gpus"].clone();
+        let assigned = |gpus: Value| -> Vec<Value> {
+            gpus.as_array().expect("gpus is a list").iter().map(|gpu| gpu["assigned"].clone()).collect()
+        };
+        assert_eq!(assigned(of(&file)), assigned(of("two-socket-2gpu")), "{name}");
+        assert!(gdrctl(&["path", "GPU0", "GPU1", "--input", &file]).status.success());
     }
 }

@@ -1,7 +1,8 @@
 //! `gdrctl explain`: why a GPU has the NICs it has, every candidate and why it lost.
 
-use gdrd_client::v1;
-use gdrd_topology::plan::{Explanation, PlanOptions, explain};
+use gdrd_client::{Client, v1};
+use gdrd_topology::bandwidth::{self, BandwidthMatch};
+use gdrd_topology::plan::{Explanation, PlanOptions, explain, plan};
 use serde::Serialize;
 use serde_json::json;
 
@@ -18,6 +19,8 @@ struct View {
     gpu: String,
     summary: String,
     candidates: Vec<Candidate>,
+    /// The GPU's link against its NICs; absent of a GPU without a place in the tree.
+    bandwidth: Option<BandwidthMatch>,
 }
 
 #[derive(Debug, Serialize)]
@@ -40,8 +43,13 @@ fn view(global: &Global, options: &Explain) -> anyhow::Result<View> {
     if let Some(path) = &options.input.input {
         return own(&source::own(path)?, &options.gpu);
     }
-    match source::ask(global, async |client| client.explain(&options.gpu).await)? {
-        Some(answer) => Ok(of_daemon(answer)),
+    let question = async |client: Client| Ok((client.explain(&options.gpu).await?, client.topology().await?));
+    match source::ask(global, question)? {
+        Some((answer, topology)) => {
+            let topology = source::daemons(topology)?;
+            let bandwidth = bandwidth::of_gpu(&topology.snapshot().host, &topology.plan(), &answer.gpu);
+            Ok(of_daemon(answer, bandwidth))
+        }
         None => own(&source::live()?, &options.gpu),
     }
 }
@@ -67,10 +75,11 @@ fn own(snapshot: &gdrd_topology::model::Snapshot, gpu: &str) -> anyhow::Result<V
         reason: loser.why,
     });
     let candidates = won.chain(lost).collect();
-    Ok(View { schema: SCHEMA, generation: snapshot.generation, gpu, summary: reason, candidates })
+    let bandwidth = bandwidth::of_gpu(&snapshot.host, &plan(snapshot, &PlanOptions::default()), &gpu);
+    Ok(View { schema: SCHEMA, generation: snapshot.generation, gpu, summary: reason, candidates, bandwidth })
 }
 
-fn of_daemon(answer: v1::ExplainResponse) -> View {
+fn of_daemon(answer: v1::ExplainResponse, bandwidth: Option<BandwidthMatch>) -> View {
     let candidates = answer.candidates.into_iter().map(|candidate| Candidate {
         nic: candidate.nic,
         level: Some(candidate.level).filter(|level| !level.is_empty()),
@@ -84,6 +93,7 @@ fn of_daemon(answer: v1::ExplainResponse) -> View {
         gpu: answer.gpu,
         summary: answer.summary,
         candidates: candidates.collect(),
+        bandwidth,
     }
 }
 
@@ -100,7 +110,9 @@ fn as_text(view: &View) -> String {
     });
     let columns =
         [Column::Left(""), Column::Left("NIC"), Column::Left("LEVEL"), Column::Right("GBIT/S"), Column::Left("WHY")];
-    format!("{}: {}\n{}", view.gpu, view.summary, output::table(&columns, rows))
+    let findings = view.bandwidth.iter().flat_map(|found| &found.findings);
+    let bandwidth: String = findings.map(|finding| format!("bandwidth: {finding}\n")).collect();
+    format!("{}: {}\n{}{bandwidth}", view.gpu, view.summary, output::table(&columns, rows))
 }
 
 #[cfg(test)]

@@ -2,9 +2,12 @@
 
 pub(crate) mod bench;
 pub(crate) mod buffers;
+pub(crate) mod capture;
 pub(crate) mod completions;
 pub(crate) mod explain;
+pub(crate) mod export;
 pub(crate) mod man;
+pub(crate) mod path;
 pub(crate) mod place;
 pub(crate) mod plan;
 pub(crate) mod queue_pairs;

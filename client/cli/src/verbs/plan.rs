@@ -1,7 +1,9 @@
 //! `gdrctl plan`: which NICs each GPU should use, as `gdrd.plan/v1` or as a table.
 
 use anstyle::{AnsiColor, Style};
+use gdrd_topology::bandwidth;
 use gdrd_topology::level::Level;
+use gdrd_topology::model::Host;
 use gdrd_topology::plan::contract::{GpuPlan, Plan};
 use gdrd_topology::plan::{NicFilter, PlanOptions, plan};
 
@@ -12,18 +14,35 @@ use crate::source::{self, Topology};
 
 pub(crate) fn run(global: &Global, options: &args::Plan) -> anyhow::Result<Outcome> {
     let wishes = wishes(&options.pairing)?;
-    let made = match (source::topology(global, &options.input)?, wishes) {
-        (Topology::Daemons(_, plan), None) => plan,
+    let (snapshot, made) = match (source::topology(global, &options.input)?, wishes) {
+        (Topology::Daemons(snapshot, plan), None) => (snapshot, plan),
         // What the daemon does not do can still be seen: its host, planned with the wishes.
         (Topology::Daemons(snapshot, _) | Topology::Own(snapshot), wishes) => {
-            plan(&snapshot, &wishes.unwrap_or_default())
+            let made = plan(&snapshot, &wishes.unwrap_or_default());
+            (snapshot, made)
         }
     };
     match global.format {
         Format::Json => output::write(&made.to_json())?,
-        Format::Text => output::write(&as_text(&made))?,
+        _ => output::write(&(as_text(&made) + &bandwidth_text(&snapshot.host, &made)))?,
     }
     Ok(Outcome::Done)
+}
+
+/// Each GPU's link against its NICs, GPUs of which the same can be said together.
+fn bandwidth_text(host: &Host, plan: &Plan) -> String {
+    let mut lines: Vec<(String, Vec<String>)> = Vec::new();
+    for found in bandwidth::matches(host, plan).into_iter().filter(|found| !found.findings.is_empty()) {
+        for finding in found.findings {
+            match lines.iter_mut().find(|(known, _)| *known == finding) {
+                Some((_, gpus)) => gpus.push(found.gpu.clone()),
+                None => lines.push((finding, vec![found.gpu.clone()])),
+            }
+        }
+    }
+    let text: Vec<String> =
+        lines.into_iter().map(|(finding, gpus)| format!("{}: {finding}\n", gpus.join(","))).collect();
+    if text.is_empty() { String::new() } else { format!("\nbandwidth\n{}", text.concat()) }
 }
 
 /// What the options ask of the pairing, if anything.
@@ -104,6 +123,14 @@ mod tests {
     fn every_gpu_has_a_row_and_a_nic() {
         let text = as_text(&dgx(None, None));
         assert!((0..8).all(|gpu| text.contains(&format!("GPU{gpu} "))), "{text}");
+    }
+
+    #[test]
+    fn what_the_links_waste_is_said_once_for_all_gpus_it_is_true_of() {
+        let host = source::own(Path::new("dgx-a100")).unwrap().host;
+        let text = bandwidth_text(&host, &dgx(None, None));
+        let all = (0..8).map(|gpu| format!("GPU{gpu}")).collect::<Vec<_>>().join(",");
+        assert!(text.contains(&format!("{all}: link of 252 Gbit/s against NICs of 200: 52")), "{text}");
     }
 
     #[test]
