@@ -1,8 +1,10 @@
 //! Tests of the state machine by inputs and effects, without hardware, threads or time.
 
-#[allow(dead_code)]
+mod acquire;
+mod faults;
 mod hardware;
 mod invariants;
+mod lifetime;
+mod queue_pairs;
 mod random;
-#[allow(dead_code)]
 mod rig;
