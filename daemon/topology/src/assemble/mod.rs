@@ -44,6 +44,8 @@ pub fn assemble(mut raw: RawHost, options: &ReadOptions) -> Host {
     let functions = tree::place(raw.functions, &mut warnings);
     let mut numa_nodes = raw.numa_nodes;
     numa_nodes.sort_by_key(|node| node.id);
+    // A capture may hold folders of one number (`node0`, `node00`), as no host does: the first counts.
+    numa_nodes.dedup_by_key(|node| node.id);
     let mut netdevs = raw.netdevs;
     netdevs.sort_by(|a, b| a.name.cmp(&b.name));
     let mut host = Host { name: raw.name, numa_nodes, functions, netdevs, ..Host::default() };
@@ -101,7 +103,9 @@ fn hca(host: &Host, raw: RawHca, source: SourceKind, warnings: &mut Vec<String>)
     let origin = raw.origin.unwrap_or(by_function);
     let bdf = raw.bdf.or(below);
     let mut ports = raw.ports;
+    ports.retain(|port| port.port_num > 0);
     ports.sort_by_key(|port| port.port_num);
+    ports.dedup_by_key(|port| port.port_num);
     Hca {
         name: raw.name,
         origin,

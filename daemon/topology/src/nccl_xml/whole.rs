@@ -51,26 +51,28 @@ pub(super) fn hcas(topology: &NcclTopology, warnings: &mut Vec<String>) -> Optio
     if topology.nets.is_empty() {
         return assumed(topology, warnings);
     }
-    let mut hcas: BTreeMap<(Option<Bdf>, &str), RawHca> = BTreeMap::new();
-    let mut order = Vec::new();
+    let mut hcas: Vec<RawHca> = Vec::new();
+    let mut places: BTreeMap<&str, (usize, Option<usize>)> = BTreeMap::new();
     for net in &topology.nets {
-        let bdf = net.pci.and_then(|place| topology.pcis.get(place)).map(|pci| pci.bdf);
-        let key = (bdf, net.name.as_str());
-        let hca = hcas.entry(key).or_insert_with(|| {
-            order.push(key);
-            hca(topology, net, bdf)
+        let (place, pci) = *places.entry(&net.name).or_insert_with(|| {
+            hcas.push(hca(topology, net));
+            (hcas.len() - 1, net.pci)
         });
-        if net.port_num > 0 && hca.ports.iter().all(|port| port.port_num != net.port_num) {
+        if pci != net.pci {
+            warnings.push(format!("net {}: listed at two places, the first one is kept", net.name));
+        } else if let Some(hca) = hcas.get_mut(place).filter(|_| net.port_num > 0)
+            && hca.ports.iter().all(|port| port.port_num != net.port_num)
+        {
             hca.ports.push(port(net));
         }
     }
-    Some(order.into_iter().filter_map(|key| hcas.remove(&key)).collect())
+    Some(hcas)
 }
 
-fn hca(topology: &NcclTopology, net: &Net, bdf: Option<Bdf>) -> RawHca {
+fn hca(topology: &NcclTopology, net: &Net) -> RawHca {
     RawHca {
         name: net.name.clone(),
-        bdf,
+        bdf: net.pci.and_then(|place| topology.pcis.get(place)).map(|pci| pci.bdf),
         // NCCL's `guid` is the one that all functions of an adapter share (`sys_image_guid`,
         // nccl:src/transport/net_ib/init.cc).
         sys_image_guid: net.guid,

@@ -131,7 +131,12 @@ fn link(link: Link) -> String {
 fn write_gpu(out: &mut String, host: &Host, gpu: &Gpu) -> std::fmt::Result {
     let Some(bdf) = gpu.bdf else { return Ok(()) };
     // One that the operator's ids made a GPU stays one for whoever reads this without them.
-    let by_rule = host.function(bdf).is_some_and(|function| is_gpu(function, &GpuIds::default()));
+    // Nor is a vendor written without its device.
+    let as_written = |function: &PciFunction| {
+        let vendor = function.vendor.filter(|_| function.device.is_some());
+        PciFunction { vendor, ..function.clone() }
+    };
+    let by_rule = host.function(bdf).is_some_and(|function| is_gpu(&as_written(function), &GpuIds::default()));
     let keys = [
         name_key("uuid", gpu.uuid()),
         key("memory", gpu.memory_bytes.as_ref().map(|bytes| size(bytes.value))),

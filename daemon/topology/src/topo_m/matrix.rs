@@ -1,6 +1,6 @@
 //! Finding the matrix in a text: header, rows, legend.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::level::Level;
 use crate::model::NumaId;
@@ -135,6 +135,10 @@ impl Matrix {
     }
 
     fn settle(&mut self, rows: Vec<RawRow>) -> Result<(), BadTopoM> {
+        let mut names = BTreeSet::new();
+        if let Some(twice) = self.columns.iter().find(|column| !names.insert(&column.name)) {
+            return Err(BadTopoM(format!("its header names {} twice", twice.name)));
+        }
         self.complete_columns(&rows)?;
         for raw in rows {
             let Some(column) = self.columns.iter().position(|column| column.name == raw.name) else {
@@ -176,9 +180,11 @@ impl Matrix {
         let gpus = gpus.chain(linked).max().unwrap_or(0);
         self.warnings.push(format!("the header names {} of {width} columns, the rest is assumed", self.columns.len()));
         for place in self.columns.len()..width {
-            let nics = self.columns.iter().filter(|column| !column.is_gpu()).count();
-            let name = if place < gpus && nics == 0 { format!("GPU{place}") } else { format!("NIC{nics}") };
-            self.columns.push(Column { name });
+            let has_nics = self.columns.iter().any(|column| !column.is_gpu());
+            let kind = if place < gpus && !has_nics { "GPU" } else { "NIC" };
+            let is_free = |name: &String| self.columns.iter().all(|column| column.name != *name);
+            let name = (0..=MAX_TOPO_M_COLUMNS).map(|number| format!("{kind}{number}")).find(is_free);
+            self.columns.extend(name.map(|name| Column { name }));
         }
         Ok(())
     }
