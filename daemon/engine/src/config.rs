@@ -147,7 +147,8 @@ pub struct EngineConfig {
     pub timeouts: Timeouts,
     /// Broker threads.
     pub broker: BrokerConfig,
-    /// Most threads for calls that may block on a driver. Default 8.
+    /// Most threads for calls that may block on a driver, and as many again, of lower priority, for those that
+    /// nobody waits for. Default 8.
     pub executor_threads: u32,
     /// Most of such calls on one device at a time. Default 2.
     pub calls_per_device: u32,

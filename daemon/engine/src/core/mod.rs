@@ -205,6 +205,11 @@ impl Core {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
+    /// Whether some acquire waits for buffers that are on their way.
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Whether nothing of any tenant is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.sessions.is_empty()

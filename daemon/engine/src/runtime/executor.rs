@@ -1,7 +1,8 @@
 //! Threads for calls that may block on a driver.
 //!
 //! Threads are started when work waits and none is idle, up to a bound, and then stay, asleep. Each
-//! device has a bound of its own, so that one slow driver cannot take all threads.
+//! device has a bound of its own, so that one slow driver cannot take all threads. What nobody waits
+//! for runs on threads of lower priority, or every release would compete with the call after it.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -23,10 +24,20 @@ pub(crate) enum Lane {
 
 type Task = Box<dyn FnOnce() + Send>;
 
+/// Nice value of threads for work that nobody waits for.
+const BACKGROUND_NICE: i32 = 10;
+
+/// How much a task's threads compete with others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Priority {
+    Normal,
+    Background,
+}
+
 thread_local! {
-    /// On an executor thread: it will look for work when its task ends, so the first task that it adds needs no
-    /// other thread to be woken.
-    static WILL_LOOK: Cell<bool> = const { Cell::new(false) };
+    /// On a thread of the executor whose `Shared` is at this address: it will look for work when its task ends, so
+    /// the first task that it adds there needs no other thread to be woken. 0 elsewhere, or once that is used.
+    static WILL_LOOK: Cell<usize> = const { Cell::new(0) };
 }
 
 #[derive(Default)]
@@ -42,6 +53,7 @@ struct Shared {
     queue: Mutex<Queue>,
     work: Condvar,
     per_device: u32,
+    priority: Priority,
 }
 
 /// The threads.
@@ -52,8 +64,8 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    pub(crate) fn new(most: u32, per_device: u32) -> Self {
-        let shared = Shared { queue: Mutex::default(), work: Condvar::new(), per_device };
+    pub(crate) fn new(most: u32, per_device: u32, priority: Priority) -> Self {
+        let shared = Shared { queue: Mutex::default(), work: Condvar::new(), per_device, priority };
         Self { shared: Arc::new(shared), most, handles: Mutex::default() }
     }
 
@@ -65,7 +77,8 @@ impl Executor {
             return;
         }
         queue.tasks.push_back((lane, Box::new(task)));
-        if WILL_LOOK.replace(false) {
+        if WILL_LOOK.get() == self.shared.address() {
+            WILL_LOOK.set(0);
             return;
         }
         if queue.idle > 0 {
@@ -82,7 +95,11 @@ impl Executor {
 
     fn start_thread(&self, index: u32) {
         let shared = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new().name(format!("gdrd-exec-{index}")).spawn(move || shared.run());
+        let class = match shared.priority {
+            Priority::Normal => "exec",
+            Priority::Background => "idle",
+        };
+        let thread = std::thread::Builder::new().name(format!("gdrd-{class}-{index}")).spawn(move || shared.run());
         match thread {
             Ok(thread) => lock(&self.handles).push(thread),
             Err(error) => {
@@ -113,7 +130,17 @@ impl Executor {
 }
 
 impl Shared {
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     fn run(&self) {
+        if self.priority == Priority::Background
+            // `None` is the calling thread, setpriority(2) "C library/kernel differences".
+            && let Err(errno) = rustix::process::setpriority_process(None, BACKGROUND_NICE)
+        {
+            tracing::debug!(%errno, "background work runs at normal priority");
+        }
         let mut queue = lock(&self.queue);
         loop {
             if queue.stopping {
@@ -130,9 +157,9 @@ impl Shared {
             if more {
                 self.work.notify_one();
             }
-            WILL_LOOK.set(true);
+            WILL_LOOK.set(self.address());
             task();
-            WILL_LOOK.set(false);
+            WILL_LOOK.set(0);
             queue = lock(&self.queue);
             if let Some(running) = queue.running.get_mut(&lane) {
                 *running -= 1;
@@ -174,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_device_that_blocks_does_not_hold_up_another() {
-        let executor = Executor::new(3, 1);
+        let executor = Executor::new(3, 1, Priority::Normal);
         let (unblock, blocked) = channel::<()>();
         let (tell, told) = channel();
         let slow = Lane::Gpu(GpuIndex(0));
@@ -194,7 +221,7 @@ mod tests {
 
     #[test]
     fn tasks_added_by_tasks_all_run() {
-        let executor = Arc::new(Executor::new(2, 1));
+        let executor = Arc::new(Executor::new(2, 1, Priority::Background));
         let (tell, told) = channel();
         let inner = Arc::clone(&executor);
         executor.submit(Lane::Host, move || {
@@ -205,5 +232,19 @@ mod tests {
         });
         assert_eq!(told.iter().take(5).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
         executor.stop(true);
+    }
+
+    #[test]
+    fn a_task_of_one_executor_wakes_the_threads_of_another() {
+        let (normal, background) =
+            (Arc::new(Executor::new(1, 1, Priority::Normal)), Executor::new(1, 1, Priority::Background));
+        let (tell, told) = channel();
+        // The other's thread sleeps by then, or has yet to start: it must be woken either way.
+        normal.submit(Lane::Host, || ());
+        let inner = Arc::clone(&normal);
+        background.submit(Lane::Host, move || inner.submit(Lane::Host, move || tell.send(()).unwrap()));
+        told.recv().unwrap();
+        background.stop(true);
+        normal.stop(true);
     }
 }

@@ -38,7 +38,7 @@ use crate::ids::{DeviceNumber, Generation, QueuePairId, SlotId};
 use crate::plan::HostPlan;
 
 use devices::Devices;
-use executor::{Executor, Lane};
+use executor::{Executor, Lane, Priority};
 use objects::Objects;
 use replies::Replies;
 pub(crate) use replies::{Answered, Replier};
@@ -57,6 +57,8 @@ pub(crate) struct Runtime {
     replies: Replies,
     sessions: Sessions,
     executor: Executor,
+    /// For what nobody waits for.
+    background: Executor,
     timer: Timer,
     devices: Devices,
     broker: Broker,
@@ -104,7 +106,8 @@ impl Runtime {
             objects: Objects::default(),
             replies: Replies::default(),
             sessions: Sessions::default(),
-            executor: Executor::new(config.executor_threads, config.calls_per_device),
+            executor: Executor::new(config.executor_threads, config.calls_per_device, Priority::Normal),
+            background: Executor::new(config.executor_threads, config.calls_per_device, Priority::Background),
             timer: Timer::default(),
             devices: Devices::new().map_err(|error| internal("make an eventfd", &error))?,
             broker,
@@ -167,7 +170,7 @@ impl Runtime {
         replier: Option<Replier>,
     ) -> Option<Result<Answer, EngineError>> {
         let mut effects = Vec::with_capacity(8);
-        {
+        let awaited = {
             let mut state = self.state();
             state.core.apply(input, self.now(), &mut effects);
             if let (Some(call), Some(replier)) = (call, replier) {
@@ -182,12 +185,13 @@ impl Runtime {
             if state.stopping && state.core.is_empty() {
                 self.empty.notify_all();
             }
-        }
+            state.stopping || state.core.is_awaited()
+        };
         let mut answer = None;
         for effect in effects {
             match effect {
                 Effect::Answer { call: answered, answer: this } if call == Some(answered) => answer = Some(this),
-                effect => self.carry_out(effect),
+                effect => self.carry_out(effect, awaited),
             }
         }
         answer
@@ -217,7 +221,8 @@ impl Runtime {
         true
     }
 
-    fn carry_out(self: &Arc<Self>, effect: Effect) {
+    /// `awaited`: whether some call may wait for what is started here.
+    fn carry_out(self: &Arc<Self>, effect: Effect, awaited: bool) {
         match effect {
             Effect::Answer { call, answer } => {
                 self.replies.answer(call, self.answered(answer));
@@ -225,7 +230,7 @@ impl Runtime {
             Effect::DropTenant { tenant } => {
                 // Its protection domains end with it, and that may block on the driver.
                 let gone = self.objects.remove_tenant(tenant);
-                self.executor.submit(Lane::Unbounded, move || drop(gone));
+                self.background.submit(Lane::Unbounded, move || drop(gone));
             }
             Effect::Quiesce { tenant, allocation, slots } => {
                 self.quiesce(tenant, &slots, Input::Quiesced { allocation });
@@ -247,7 +252,7 @@ impl Runtime {
                 }
             }
             Effect::Start(Job::DestroyQueuePair { queue_pair }) => self.destroy_queue_pair(queue_pair),
-            Effect::Start(job) => self.start_job(job),
+            Effect::Start(job) => self.start_job(job, awaited),
             // Carried out under the lock.
             Effect::CreateTenant { .. }
             | Effect::Publish { .. }
@@ -259,9 +264,11 @@ impl Runtime {
         }
     }
 
-    fn start_job(self: &Arc<Self>, job: Job) {
+    fn start_job(self: &Arc<Self>, job: Job, awaited: bool) {
         let runtime = Arc::clone(self);
-        self.executor.submit(jobs::lane_of(&job, &self.objects), move || {
+        let is_call = matches!(job, Job::CreateQueuePair { .. } | Job::ConnectQueuePair { .. });
+        let executor = if awaited || is_call { &self.executor } else { &self.background };
+        executor.submit(jobs::lane_of(&job, &self.objects), move || {
             let result = jobs::run(&runtime, job);
             runtime.input(result);
         });
@@ -353,6 +360,7 @@ impl Runtime {
         let threads = std::mem::take(&mut *lock(&self.threads));
         executor::join(threads);
         self.executor.stop(!timeout.timed_out());
+        self.background.stop(!timeout.timed_out());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

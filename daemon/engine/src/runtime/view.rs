@@ -115,7 +115,8 @@ impl Runtime {
             #[allow(clippy::cast_precision_loss)]
             stats.push(Stat { name, labels, value: value as f64, help });
         };
-        push("gdrd_executor_threads", vec![], u64::from(self.executor.threads()), "Threads for driver calls.");
+        let threads = u64::from(self.executor.threads()) + u64::from(self.background.threads());
+        push("gdrd_executor_threads", vec![], threads, "Threads for driver calls.");
         for (index, thread) in broker.threads.iter().enumerate() {
             let labels = || vec![("thread", index.to_string())];
             push("gdrd_broker_queue_pairs", labels(), thread.queue_pairs as u64, "Queue pairs of a broker thread.");
