@@ -24,31 +24,75 @@ fn read_back(host: &Host) -> Snapshot {
     read_stream(text.as_bytes(), Path::new("topo.xml"), &ReadOptions::default()).expect("our own reader takes it")
 }
 
-/// NCCL has no NODE: root buses of one NUMA node are one root complex to it.
-fn as_nccl_has_it(level: Option<Level>) -> Option<Level> {
-    level.map(|level| if level == Level::Node { Level::Phb } else { level })
+/// NCCL has no NODE: root buses of one NUMA node are one root complex to it, and so are those of no known one.
+fn as_nccl_has_it(host: &Host, level: Option<Level>) -> Option<Level> {
+    let is_without_numa = host.gpus.iter().any(|gpu| gpu.bdf.and_then(|bdf| host.numa_of(bdf)).is_none());
+    level.map(|level| match level {
+        Level::Node => Level::Phb,
+        Level::Sys if is_without_numa => Level::Phb,
+        level => level,
+    })
+}
+
+/// Every host with a GPU that has an address: the fixtures' profiles, and the captured NCCL topologies.
+fn hosts() -> Vec<(String, Snapshot)> {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
+    let mut hosts = Vec::new();
+    for folder in ["fixtures/hosts", "cases/nccl-xml"] {
+        for entry in std::fs::read_dir(tests.join(folder)).expect("a folder of inputs") {
+            let path = entry.expect("an input").path();
+            let snapshot = gdrd_topology::read_input(&path, &ReadOptions::default()).expect("an input that reads");
+            if snapshot.host.gpus.iter().any(|gpu| gpu.bdf.is_some()) {
+                hosts.push((path.file_name().expect("a name").to_string_lossy().into_owned(), snapshot));
+            }
+        }
+    }
+    assert!(hosts.len() > 30, "{} hosts", hosts.len());
+    hosts
 }
 
 #[test]
-fn a_topology_for_nccl_reads_back_to_the_same_devices_levels_rates_and_pairs() {
-    for name in profile::builtin_names() {
-        let snapshot = builtin(name);
+fn a_topology_for_nccl_reads_back_to_the_same_devices_levels_rates_and_links() {
+    for (name, snapshot) in hosts() {
         let again = read_back(&snapshot.host);
         let (host, back) = (&snapshot.host, &again.host);
         let bdfs = |host: &Host| host.gpus.iter().map(|gpu| gpu.bdf).collect::<Vec<_>>();
         assert_eq!(bdfs(host), bdfs(back), "{name}");
         for (gpu, other) in (0..host.gpus.len()).flat_map(|gpu| (0..host.gpus.len()).map(move |b| (gpu, b))) {
             let level = |host: &Host| host.gpu_level(GpuId(gpu), GpuId(other));
-            assert_eq!(as_nccl_has_it(level(host)), level(back), "{name}: GPU{gpu} GPU{other}");
+            assert_eq!(
+                as_nccl_has_it(host, level(host)),
+                as_nccl_has_it(host, level(back)),
+                "{name}: GPU{gpu} GPU{other}"
+            );
         }
         for (nic, hca) in back.hcas.iter().enumerate() {
-            let by_address = |id: &HcaId| host.hca(*id).is_some_and(|known| known.bdf == hca.bdf);
-            let original = host.find_hca(&hca.name).into_iter().chain((0..host.hcas.len()).map(HcaId)).find(by_address);
-            let original = original.expect("no NIC is made up");
+            let is_it = |id: &HcaId| host.hca(*id).is_some_and(|known| known.bdf == hca.bdf);
+            let by_name = host.find_hca(&hca.name).filter(is_it);
+            let original = by_name.or_else(|| (0..host.hcas.len()).map(HcaId).find(is_it)).expect("no NIC is made up");
             assert_eq!(host.hca(original).and_then(|known| known.rate_gbps()), hca.rate_gbps(), "{name}: {}", hca.name);
             for gpu in (0..host.gpus.len()).map(GpuId) {
-                let level = as_nccl_has_it(host.gpu_hca_level(gpu, original));
-                assert_eq!(back.gpu_hca_level(gpu, HcaId(nic)), level, "{name}: {gpu:?} {}", hca.name);
+                let level = |host: &Host, nic| host.gpu_hca_level(gpu, nic);
+                let (was, is) = (level(host, original), level(back, HcaId(nic)));
+                assert_eq!(as_nccl_has_it(host, is), as_nccl_has_it(host, was), "{name}: {gpu:?} {}", hca.name);
+            }
+        }
+        assert_eq!(host.nvlink_kind(), back.nvlink_kind(), "{name}");
+        // A second round changes nothing any more.
+        assert_eq!(nccl_topo(back).ok(), nccl_topo(&read_back(back).host).ok(), "{name}");
+    }
+}
+
+#[test]
+fn a_topology_for_nccl_gives_the_same_bottlenecks_and_pairs() {
+    for name in profile::builtin_names() {
+        let snapshot = builtin(name);
+        let again = read_back(&snapshot.host);
+        let (host, back) = (&snapshot.host, &again.host);
+        for (nic, hca) in back.hcas.iter().enumerate() {
+            let by_address = |id: &HcaId| host.hca(*id).is_some_and(|known| known.bdf == hca.bdf);
+            let original = (0..host.hcas.len()).map(HcaId).find(by_address).expect("no NIC is made up");
+            for gpu in (0..host.gpus.len()).map(GpuId) {
                 let narrowest = |host: &Host, nic| host.gpu_hca_bottleneck(gpu, nic).map(|part| part.gbps);
                 assert_eq!(narrowest(back, HcaId(nic)), narrowest(host, original), "{name}: {gpu:?} {}", hca.name);
             }
@@ -58,9 +102,6 @@ fn a_topology_for_nccl_reads_back_to_the_same_devices_levels_rates_and_pairs() {
             plan.gpus.iter().map(|gpu| (gpu.bdf, gpu.assigned.iter().map(nic).collect())).collect()
         };
         assert_eq!(assigned(&planned(&again)), assigned(&planned(&snapshot)), "{name}");
-        assert_eq!(host.nvlink_kind(), back.nvlink_kind(), "{name}");
-        // A second round changes nothing any more.
-        assert_eq!(nccl_topo(back).ok(), nccl_topo(&read_back(back).host).ok(), "{name}");
     }
 }
 
