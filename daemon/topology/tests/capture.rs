@@ -21,6 +21,10 @@ fn tree(name: &str) -> (tempfile::TempDir, Host) {
         std::fs::write(path, bytes).expect("a file of the tree");
     };
     write("proc/sys/kernel/hostname", format!("{HOST_NAME}.example.org\n").as_bytes());
+    write(
+        "proc/cpuinfo",
+        b"processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 207\nserial\t: 77SECRET\n\n",
+    );
     write("proc/cmdline", b"root=UUID=5ba8a3f1 iommu=pt intel_iommu=on hostid=0417 pci=realloc\n");
     for hca in &host.hcas {
         let path = format!("sys/class/infiniband/{}", hca.name);
@@ -83,7 +87,7 @@ fn shape(host: &Host) -> Vec<String> {
         .drives
         .iter()
         .map(|drive| format!("{} {:?} {:?} {:?}", drive.name, drive.bdf, drive.transport, drive.netdev));
-    let modules = host.peer_memory_modules.iter().cloned();
+    let modules = host.peer_memory_modules.iter().cloned().chain([format!("{:?}", host.cpu)]);
     functions.chain(gpus).chain(hcas).chain(netdevs).chain(drives).chain(modules).collect()
 }
 
@@ -122,7 +126,7 @@ fn nothing_in_a_capture_names_the_machine_or_its_parts() {
     let (folder, host) = tree("dgx-a100");
     let bytes = packed(folder.path(), Packed::Plain);
     let holds = |what: &[u8]| bytes.windows(what.len()).any(|window| window == what);
-    for name in [HOST_NAME, "example.org", "S4YPNC0T", "b8:3f:d2", "SERIAL!!", "5ba8a3f1", "hostid"] {
+    for name in [HOST_NAME, "example.org", "S4YPNC0T", "b8:3f:d2", "SERIAL!!", "5ba8a3f1", "hostid", "77SECRET"] {
         assert!(!holds(name.as_bytes()), "{name}");
     }
     let guids = host.hcas.iter().filter_map(|hca| hca.node_guid.zip(hca.sys_image_guid));

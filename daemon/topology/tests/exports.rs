@@ -123,6 +123,23 @@ fn a_topology_for_nccl_keeps_to_the_limits_of_its_parser() {
     }
 }
 
+/// NCCL 2.28 ends with an error where a network without PCI address comes below a `cpu` without `arch`.
+#[test]
+fn every_cpu_of_a_topology_for_nccl_says_what_kind_it_is_where_that_is_known() {
+    let text = profile::builtin_text("dgx-a100").unwrap();
+    let text = format!("{text}\ncpu x86_64 vendor=AuthenticAMD family=23 model=49\n");
+    let host = profile::snapshot(&text, None, &ReadOptions::default()).unwrap().host;
+    let kind = " arch=\"x86_64\" vendor=\"AuthenticAMD\" familyid=\"23\" modelid=\"49\"";
+    let written = nccl_topo(&host).unwrap();
+    assert!(written.lines().filter(|line| line.contains("<cpu ")).all(|line| line.contains(kind)), "{written}");
+    let folder = tempfile::tempdir().unwrap();
+    gdrd_topology::sysfs::build::build(&host, folder.path()).unwrap();
+    let read = read_root(folder.path(), &ReadOptions::default()).unwrap();
+    assert_eq!(read.host.cpu, host.cpu);
+    let again = profile::snapshot(&profile::render(&read.host), None, &ReadOptions::default()).unwrap();
+    assert_eq!(again.host.cpu, host.cpu);
+}
+
 #[test]
 fn hosts_that_cannot_be_written_for_nccl_are_refused_with_the_reason() {
     let mut host = builtin("two-socket-2gpu").host;

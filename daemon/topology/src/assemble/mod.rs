@@ -48,7 +48,7 @@ pub fn assemble(mut raw: RawHost, options: &ReadOptions) -> Host {
     numa_nodes.dedup_by_key(|node| node.id);
     let mut netdevs = raw.netdevs;
     netdevs.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut host = Host { name: raw.name, numa_nodes, functions, netdevs, ..Host::default() };
+    let mut host = Host { name: raw.name, cpu: raw.cpu, numa_nodes, functions, netdevs, ..Host::default() };
     let listed = gpus::Listed { facts: &raw.gpus, stated: &raw.stated_gpus, named: raw.named_gpus };
     host.gpus = gpus::find(&host, listed, options, raw.source, &mut warnings);
     host.hcas = match raw.hcas {

@@ -85,11 +85,28 @@ impl<'a> Writer<'a> {
             let id = numa.map_or_else(|| "-1".to_owned(), |numa| numa.to_string());
             let affinity = numa.and_then(|numa| self.affinity(numa));
             let affinity = affinity.map_or_else(String::new, |mask| format!(" affinity=\"{mask}\""));
-            writeln!(out, "  <cpu numaid=\"{id}\"{affinity}>")?;
+            writeln!(out, "  <cpu numaid=\"{id}\"{affinity}{}>", self.cpu_kind())?;
             tops.into_iter().try_for_each(|top| self.pci(out, top, 4))?;
             writeln!(out, "  </cpu>")?;
         }
         writeln!(out, "</system>")
+    }
+
+    /// NCCL fills these in only for a `cpu` above a device that it finds, and fails where it puts a network
+    /// without PCI address below one that has none.
+    fn cpu_kind(&self) -> String {
+        let is_plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        let Some(cpu) = self.host.cpu.as_ref().filter(|cpu| is_plain(&cpu.arch)) else { return String::new() };
+        let vendor = cpu.vendor.as_ref().filter(|vendor| is_plain(vendor));
+        let of = |name: &str, value: Option<String>| value.map_or_else(String::new, |v| format!(" {name}=\"{v}\""));
+        let number = |number: Option<u32>| number.map(|number| number.to_string());
+        [
+            of("arch", Some(cpu.arch.clone())),
+            of("vendor", vendor.cloned()),
+            of("familyid", number(cpu.family)),
+            of("modelid", number(cpu.model)),
+        ]
+        .concat()
     }
 
     fn affinity(&self, numa: NumaId) -> Option<String> {

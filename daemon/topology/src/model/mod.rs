@@ -2,6 +2,7 @@
 //!
 //! Plain data, complete and immutable once assembled. It knows nothing of files, of pairing or of leases.
 
+mod cpu;
 mod device;
 mod nvlink;
 mod pci;
@@ -9,6 +10,7 @@ mod raw;
 
 use serde::{Deserialize, Serialize};
 
+pub use cpu::CpuKind;
 pub use device::{
     DeviceNode, Drive, Gid, GidKind, Gpu, GpuId, Hca, HcaId, HcaOrigin, LinkLayer, Netdev, Port, PortState,
 };
@@ -36,6 +38,8 @@ pub struct Snapshot {
 pub struct Host {
     /// Name of the machine kind, where the input gives one.
     pub name: Option<String>,
+    /// Kind of its CPUs, where known.
+    pub cpu: Option<CpuKind>,
     /// NUMA nodes by id. Ids are sparse and some nodes have no CPUs.
     pub numa_nodes: Vec<NumaNode>,
     /// All PCI functions by address.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
 use crate::level::Level;
-use crate::model::{DeviceNode, Drive, HcaOrigin, Netdev, NumaId, NumaNode, PciFunction, Port, RawNvLink};
+use crate::model::{CpuKind, DeviceNode, Drive, HcaOrigin, Netdev, NumaId, NumaNode, PciFunction, Port, RawNvLink};
 use crate::source::SourceKind;
 
 /// Facts about one host from one input. A reader fills what it knows and leaves the rest empty;
@@ -15,6 +15,8 @@ pub struct RawHost {
     pub source: SourceKind,
     /// Name of the machine kind.
     pub name: Option<String>,
+    /// Kind of CPU.
+    pub cpu: Option<CpuKind>,
     /// NUMA nodes.
     pub numa_nodes: Vec<NumaNode>,
     /// PCI functions in any order; `role` is not yet meant.
@@ -48,6 +50,7 @@ impl RawHost {
         Self {
             source,
             name: None,
+            cpu: None,
             numa_nodes: Vec::new(),
             functions: Vec::new(),
             hcas: None,

@@ -7,8 +7,8 @@ use crate::bdf::{Bdf, RootBus};
 use crate::level::Level;
 use crate::link::{Link, LinkRate, LinkSpeed, LinkWidth};
 use crate::model::{
-    DeviceNode, Drive, Gid, GidKind, GivenLevel, GpuFacts, HcaOrigin, LinkLayer, NamedGpu, Netdev, NumaId, NumaNode,
-    PciClass, PciFunction, Port, PortState, RawHca, RawHost, RawNvLink, Upstream,
+    CpuKind, DeviceNode, Drive, Gid, GidKind, GivenLevel, GpuFacts, HcaOrigin, LinkLayer, NamedGpu, Netdev, NumaId,
+    NumaNode, PciClass, PciFunction, Port, PortState, RawHca, RawHost, RawNvLink, Upstream,
 };
 use crate::profile::line::Line;
 use crate::profile::{MAGIC, MAX_PROFILE_BYTES, VERSION};
@@ -86,6 +86,14 @@ impl Reader {
             "port" => self.port(&mut line)?,
             "gid" => self.gid(&mut line)?,
             "no-class-infiniband" => self.has_rdma_class = false,
+            "cpu" => {
+                self.raw.cpu = Some(CpuKind {
+                    arch: line.name("an architecture")?,
+                    vendor: line.take_name("vendor")?,
+                    family: line.take_parsed("family")?,
+                    model: line.take_parsed("model")?,
+                });
+            }
             "module" => self.raw.peer_memory_modules.push(line.name("a module")?),
             "net" => self.net(&mut line)?,
             "drive" => self.drive(&mut line)?,

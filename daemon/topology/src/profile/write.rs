@@ -28,6 +28,11 @@ fn write_all(out: &mut String, host: &Host) -> std::fmt::Result {
     if let Some(name) = &host.name {
         writeln!(out, "name {}", encode(name))?;
     }
+    if let Some(cpu) = &host.cpu {
+        let number = |name: &str, number: Option<u32>| key(name, number.map(|number| number.to_string()));
+        let (family, model) = (number("family", cpu.family), number("model", cpu.model));
+        writeln!(out, "cpu {}{}{family}{model}", encode(&cpu.arch), name_key("vendor", cpu.vendor.as_deref()))?;
+    }
     for node in &host.numa_nodes {
         write!(out, "numa {}", node.id)?;
         if let Some(cpus) = &node.cpus {

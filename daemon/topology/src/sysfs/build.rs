@@ -41,6 +41,7 @@ pub fn build(host: &Host, root: &Path) -> io::Result<()> {
         writer.folder(&format!("sys/module/{}", single(name)?))?;
     }
     writer.numa_nodes()?;
+    writer.cpu()?;
     writer.routes()
 }
 
@@ -244,6 +245,21 @@ impl Writer<'_> {
             }
         }
         Ok(())
+    }
+
+    fn cpu(&self) -> io::Result<()> {
+        let Some(cpu) = &self.host.cpu else { return Ok(()) };
+        self.folder("proc")?;
+        let number = |name: &str, number: Option<u32>| number.map(|number| format!("{name}\t: {number}"));
+        let lines = match cpu.arch.as_str() {
+            "arm64" => vec!["CPU implementer\t: 0x41".to_owned()],
+            "ppc64" => vec!["cpu\t\t: POWER9".to_owned()],
+            _ => {
+                let vendor = cpu.vendor.as_ref().map(|vendor| format!("vendor_id\t: {vendor}"));
+                [vendor, number("cpu family", cpu.family), number("model", cpu.model)].into_iter().flatten().collect()
+            }
+        };
+        self.file("proc/cpuinfo", lines.join("\n"))
     }
 
     fn routes(&self) -> io::Result<()> {

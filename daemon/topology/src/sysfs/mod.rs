@@ -35,6 +35,7 @@ pub fn read(root: &Path, source: SourceKind) -> Result<RawHost, TopologyError> {
 /// Lists the facts of a tree.
 fn facts(tree: &Tree, source: SourceKind) -> Result<RawHost, TopologyError> {
     let mut raw = RawHost::new(source);
+    raw.cpu = others::cpu(tree);
     raw.numa_nodes = others::numa_nodes(tree);
     raw.functions = pci::read(tree, source)?;
     raw.hcas = rdma::read(tree)?;

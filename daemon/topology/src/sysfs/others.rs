@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::bdf::Bdf;
-use crate::model::{Drive, Netdev, NumaId, NumaNode};
+use crate::model::{CpuKind, Drive, Netdev, NumaId, NumaNode};
 use crate::source::SourceKind;
 use crate::sysfs::fabric;
 use crate::sysfs::pci::device_path;
@@ -82,6 +82,12 @@ pub(super) fn drives(tree: &Tree, source: SourceKind) -> Vec<Drive> {
         });
     }
     drives
+}
+
+/// Kind of CPU, from proc(5) `/proc/cpuinfo`.
+pub(super) fn cpu(tree: &Tree) -> Option<CpuKind> {
+    let lines = tree.table("proc/cpuinfo");
+    CpuKind::of_cpuinfo(lines.iter().map(String::as_str))
 }
 
 /// NUMA nodes that are on line. Ids need not start at 0.

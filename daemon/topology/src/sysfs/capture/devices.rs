@@ -35,6 +35,8 @@ const FUNCTION: [&str; 16] = [
 ];
 /// Kernel parameters that bear on peer traffic.
 const PARAMETERS: [&str; 6] = ["iommu", "intel_iommu", "amd_iommu", "pci", "pcie_acs_override", "pcie_aspm"];
+/// Lines of `/proc/cpuinfo` that say what kind a CPU is.
+const CPU_KIND: [&str; 6] = ["vendor_id", "cpu family", "model", "model name", "CPU implementer", "cpu"];
 const MODULES: [&str; 5] = ["nvidia_peermem", "nv_peer_mem", "amdgpu", "nvidia", "mlx5_core"];
 
 /// Functions that lead to GPUs, NICs and drives, or are such: the hundreds of others of a host are left out.
@@ -280,6 +282,12 @@ pub(super) fn proc(copier: &mut Copier<'_>) {
     }
     if !lines.is_empty() {
         copier.file("proc/net/ipv6_route", &lines.join("\n"));
+    }
+    let cpu: Vec<String> = copier.tree.table("proc/cpuinfo").into_iter().take_while(|line| !line.is_empty()).collect();
+    let is_kind = |line: &&String| CPU_KIND.contains(&line.split_once(':').map_or("", |(key, _)| key).trim());
+    let cpu: Vec<&str> = cpu.iter().filter(is_kind).map(String::as_str).collect();
+    if !cpu.is_empty() {
+        copier.file("proc/cpuinfo", &cpu.join("\n"));
     }
     if let Some(line) = copier.tree.quiet_text("proc/cmdline") {
         let wanted = |word: &&str| PARAMETERS.contains(&word.split_once(['=', '.']).map_or(*word, |(name, _)| name));
