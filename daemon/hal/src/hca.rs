@@ -30,7 +30,9 @@ impl Access {
 }
 
 /// Transport retries of an RC queue pair before [`crate::WorkStatus::RetryExceeded`] (`retry_cnt`, ibv_modify_qp(3)).
-pub const RETRY_COUNT: u8 = 7;
+/// Not the longest, 7, since soft RoCE takes that for without end (drivers/infiniband/sw/rxe/rxe_comp.c) and a dead
+/// peer would never be told.
+pub const RETRY_COUNT: u8 = 6;
 
 /// Receiver-not-ready retries of an RC queue pair (`rnr_retry`); 7 means without end, so that a message waits
 /// until the peer posts a receive, and its own owner ends the wait by moving the queue pair to ERR.

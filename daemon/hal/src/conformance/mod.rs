@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 pub use cases::CASES;
 
-use crate::{AtomicScope, GpuMemory, GpuUuid, Hca, QueuePairType};
+use crate::{AtomicScope, GpuMemory, GpuUuid, Hca, QueuePairType, WorkStatus};
 
 /// What a backend brings to the suite.
 pub trait Fixture {
@@ -37,6 +37,13 @@ pub trait Fixture {
 
     /// GPU memory, where the backend has any, and one GPU of it with at least 64 MiB free.
     fn gpu(&self) -> Option<(Arc<dyn GpuMemory>, GpuUuid)>;
+
+    /// Statuses that this provider gives where the specification names `specified`; none for one that keeps to it.
+    /// Each is a known fault of a driver, with its source.
+    fn gives_instead_of(&self, specified: WorkStatus) -> &'static [WorkStatus] {
+        let _ = specified;
+        &[]
+    }
 
     /// Reads memory by its fd. Plain file reads fit memfds.
     fn read(&self, memory: BorrowedFd<'_>, offset: u64, to: &mut [u8]) {
