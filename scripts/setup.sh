@@ -17,7 +17,93 @@ want() {
 has() { command -v "$1"; }
 has_libc_headers() { printf '#include <stdlib.h>\nint main(void) { return 0; }\n' | cc -x c -o /dev/null -; }
 has_certificates() { compgen -G '/etc/ssl/certs/*' || compgen -G '/etc/pki/tls/certs/*'; }
+has_header() { printf '#include <%s>\nint main(void) { return 0; }\n' "$1" | cc -x c -o /dev/null -; }
 has_venv() { python3 -c 'import venv, ensurepip'; }
+
+apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -y)
+if [[ $EUID -ne 0 ]]; then
+  apt=(sudo "${apt[@]}")
+fi
+
+# A stale or broken third-party list is no reason to stop: the installation decides.
+update_lists() { "${apt[@]}" update || echo "setup: apt-get update had errors; going on" >&2; }
+
+install_packages() {
+  update_lists
+  "${apt[@]}" install --no-install-recommends "$@"
+}
+
+may_install() {
+  [[ $EUID -eq 0 ]] && return 0
+  command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [[ -t 0 ]]; }
+}
+
+# libclang_folder: where a libclang is that rdma-sys's bindgen 0.59 understands: 13 to 15; 16 and later make it panic.
+libclang_folder() {
+  local version folder
+  for version in 14 15 13; do
+    for folder in /usr/lib/llvm-$version/lib /usr/lib64/llvm$version/lib; do
+      if compgen -G "$folder/libclang*.so*" >/dev/null; then
+        echo "$folder"
+        return
+      fi
+    done
+  done
+  compgen -G "$wheel/lib/python3*/site-packages/clang/native"
+}
+wheel=$(realpath -m "${CARGO_TARGET_DIR:-target}")/libclang
+
+# libclang_package: a fitting one that apt knows.
+libclang_package() {
+  local version
+  for version in 14 15 13; do
+    if apt-cache policy "libclang-$version-dev" 2>/dev/null | grep -q '^ *Candidate: [0-9]'; then
+      echo "libclang-$version-dev"
+      return
+    fi
+  done
+  return 1
+}
+
+# want_libclang: from the distribution where it still has one, else from the Python package index.
+want_libclang() {
+  libclang_folder >/dev/null && return
+  if command -v apt-get >/dev/null && ! libclang_package >/dev/null && may_install; then
+    # A bare machine's lists are empty.
+    update_lists
+  fi
+  if libclang_package >/dev/null; then
+    missing+=("$(libclang_package)")
+  else
+    want 'python3,python3-venv' has_venv
+    needs_wheel=1
+  fi
+}
+needs_wheel=
+
+# Every cargo command of this checkout reads this file, also one that no script starts.
+write_cargo_config() {
+  local folder
+  if [[ -n $needs_wheel ]]; then
+    echo "setup: installing libclang 14.0.6 into $wheel"
+    python3 -m venv "$wheel"
+    "$wheel/bin/pip" --quiet install libclang==14.0.6
+  fi
+  folder=$(libclang_folder | head -n 1)
+  mkdir -p .cargo
+  {
+    echo '# Written by scripts/setup.sh.'
+    echo '[env]'
+    echo "LIBCLANG_PATH = \"$folder\""
+    if [[ $folder == "$wheel"/* ]]; then
+      # The wheel has no headers of its own.
+      echo "BINDGEN_EXTRA_CLANG_ARGS = \"-I$(cc -print-file-name=include)\""
+    fi
+  } >.cargo/config.toml.new
+  # Untouched when it says the same, so that nothing is built anew.
+  cmp -s .cargo/config.toml.new .cargo/config.toml || cp .cargo/config.toml.new .cargo/config.toml
+  rm .cargo/config.toml.new
+}
 
 for group in "$@"; do
   case $group in
@@ -25,6 +111,10 @@ for group in "$@"; do
       # rustc links through cc; cargo fetches crates over TLS.
       want 'gcc,libc6-dev' has_libc_headers
       want 'ca-certificates' has_certificates
+      # rdma-sys reads the headers of verbs; the programs load the libraries at run time, if they are there.
+      want 'libibverbs-dev,librdmacm-dev' has_header rdma/rdma_cma.h
+      want 'pkg-config' has pkg-config
+      want_libclang
       ;;
     test)
       # systemd-analyze checks the units.
@@ -44,21 +134,6 @@ for group in "$@"; do
   esac
 done
 
-install_packages() {
-  local apt=(env DEBIAN_FRONTEND=noninteractive apt-get -q -y)
-  if [[ $EUID -ne 0 ]]; then
-    apt=(sudo "${apt[@]}")
-  fi
-  # A stale or broken third-party list is no reason to stop: the installation below decides.
-  "${apt[@]}" update || echo "setup: apt-get update had errors; going on" >&2
-  "${apt[@]}" install --no-install-recommends "$@"
-}
-
-may_install() {
-  [[ $EUID -eq 0 ]] && return 0
-  command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [[ -t 0 ]]; }
-}
-
 if ((${#missing[@]} > 0)); then
   if ! command -v apt-get >/dev/null; then
     echo "setup: this machine has no apt-get; install what these Debian packages hold, then run make again: ${missing[*]}" >&2
@@ -71,6 +146,10 @@ if ((${#missing[@]} > 0)); then
   fi
   echo "setup: installing ${missing[*]}"
   install_packages "${missing[@]}"
+fi
+
+if [[ " $* " == *" build "* ]]; then
+  write_cargo_config
 fi
 
 # The least Rust version stands once, in Cargo.toml.

@@ -38,6 +38,7 @@ pub const LAYERS: &[Layer] = &[
         tests_use: &[],
         shuns: RUNTIME_AND_WIRE,
     },
+    Layer { name: "gdrd-verbs", uses: &["gdrd-hal", "gdrd-topology"], tests_use: &[], shuns: RUNTIME_AND_WIRE },
     Layer {
         name: "gdrd-cuda",
         uses: &["gdrd-hal", "gdrd-topology"],
@@ -59,7 +60,16 @@ pub const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "gdrd",
-        uses: &["gdrd-topology", "gdrd-hal", "gdrd-sim", "gdrd-cuda", "gdrd-nvml", "gdrd-engine", "gdrd-server"],
+        uses: &[
+            "gdrd-topology",
+            "gdrd-hal",
+            "gdrd-sim",
+            "gdrd-verbs",
+            "gdrd-cuda",
+            "gdrd-nvml",
+            "gdrd-engine",
+            "gdrd-server",
+        ],
         tests_use: &["gdrd-harness", "gdrd-client", "gdrd-proto"],
         shuns: &["gdrd-client", "gdrctl"],
     },

@@ -1,0 +1,138 @@
+//! One open device: what every object made on it keeps alive.
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gdrd_hal::{HcaCapabilities, HcaError};
+use rdma_sys::ibv_context;
+
+use crate::capability::Facts;
+use crate::error::{Failed, status};
+use crate::events::EventThread;
+use crate::library::Library;
+use crate::options::Options;
+use crate::registry::Registry;
+use crate::transition::ReadLimits;
+
+/// An `ibv_context`. Closed when it and all made on it are dropped.
+#[derive(Debug)]
+pub(crate) struct Context {
+    raw: NonNull<ibv_context>,
+    name: String,
+    library: Arc<Library>,
+    registry: Arc<Registry>,
+    facts: Facts,
+    options: Options,
+    events: EventThread,
+    next_cq: AtomicU64,
+}
+
+// SAFETY: libibverbs is thread-safe (libibverbs README: "all functions may be called simultaneously from any thread"),
+// and the pointer is only given to it.
+unsafe impl Send for Context {}
+// SAFETY: as for Send.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Takes over an open context.
+    ///
+    /// # Safety
+    /// `raw` must be an open context that nobody else closes.
+    ///
+    /// # Errors
+    /// `Driver` when the device does not answer or the system gives no thread.
+    pub(crate) unsafe fn own(
+        raw: NonNull<ibv_context>,
+        name: &str,
+        library: &Arc<Library>,
+        facts: Facts,
+        options: &Options,
+    ) -> Result<Self, HcaError> {
+        let registry = Arc::new(Registry::default());
+        // SAFETY: the context is open, and Drop joins the thread before it closes it.
+        let events = unsafe { EventThread::start(raw.as_ptr(), name, library, &registry) };
+        let failed = Failed { hca: name, call: "start the event thread", resource: "threads or descriptors" };
+        let events = events.map_err(|error| failed.with(error.raw_os_error().unwrap_or(0)))?;
+        Ok(Self {
+            raw,
+            name: name.to_owned(),
+            library: Arc::clone(library),
+            registry,
+            facts,
+            options: options.clone(),
+            events,
+            next_cq: AtomicU64::new(1),
+        })
+    }
+
+    pub(crate) fn raw(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn library(&self) -> &Library {
+        &self.library
+    }
+
+    pub(crate) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(crate) fn capabilities(&self) -> &HcaCapabilities {
+        &self.facts.capabilities
+    }
+
+    /// Why queue pairs cannot be made here.
+    pub(crate) fn no_queue_pairs(&self) -> Option<&'static str> {
+        self.facts.no_queue_pairs
+    }
+
+    pub(crate) fn ports(&self) -> u8 {
+        self.facts.ports
+    }
+
+    pub(crate) fn reads(&self) -> ReadLimits {
+        self.facts.reads
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.events.waiting()
+    }
+
+    pub(crate) fn next_cq_id(&self) -> u64 {
+        self.next_cq.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.registry.is_gone()
+    }
+
+    /// # Errors
+    /// `Gone` after a device fatal event or the removal of the device.
+    pub(crate) fn check_alive(&self) -> Result<(), HcaError> {
+        if !self.is_gone() {
+            return Ok(());
+        }
+        let reason = "the driver reported it fatal or it was removed; restart gdrd once it is back".to_owned();
+        Err(HcaError::Gone { hca: self.name.clone(), reason })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.events.join();
+        let close = self.library.ibv_close_device;
+        // SAFETY: closed once; everything made on it holds an Arc of this, and the event thread has ended.
+        let closed = status(unsafe { close(self.raw.as_ptr()) });
+        debug_assert!(closed.is_ok() || self.is_gone(), "{closed:?}");
+    }
+}

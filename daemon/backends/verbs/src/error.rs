@@ -1,0 +1,124 @@
+//! Errors of this backend, and how an errno of a verbs call becomes an [`HcaError`].
+
+use std::io;
+
+use gdrd_hal::{HcaError, PostError};
+use rustix::io::Errno;
+use thiserror::Error;
+
+/// Why there are no RDMA devices at all.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AbsentError {
+    /// The library is not on this machine.
+    #[error("{name} cannot be loaded: {reason}; install rdma-core (libibverbs1, ibverbs-providers) to use RDMA")]
+    NoLibrary {
+        /// The library.
+        name: &'static str,
+        /// What the dynamic loader said.
+        reason: String,
+    },
+    /// The library is too old.
+    #[error("libibverbs has no function {name}: {reason}; rdma-core 33 or later has it")]
+    NoFunction {
+        /// The function.
+        name: &'static str,
+        /// What the dynamic loader said.
+        reason: String,
+    },
+    /// The library is there and lists no devices, because the kernel has no RDMA core or it cannot be asked.
+    #[error("libibverbs lists no devices: {reason}; load ib_uverbs and a driver of an RDMA device")]
+    NoList {
+        /// What the library said.
+        reason: String,
+    },
+}
+
+/// errno now, as the verbs that return a pointer leave it.
+pub(crate) fn errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+/// The errno of a call that returns 0, an errno, or -1 with errno set; manual pages and providers differ in it.
+pub(crate) fn status(returned: i32) -> Result<(), i32> {
+    match returned {
+        0 => Ok(()),
+        negative if negative < 0 => Err(errno()),
+        errno => Err(errno),
+    }
+}
+
+/// One failed call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Failed<'a> {
+    pub(crate) hca: &'a str,
+    pub(crate) call: &'static str,
+    /// What ENOMEM is short of.
+    pub(crate) resource: &'static str,
+}
+
+impl Failed<'_> {
+    /// The failure with this errno.
+    pub(crate) fn with(self, errno: i32) -> HcaError {
+        let hca = self.hca.to_owned();
+        let reason = io::Error::from_raw_os_error(errno).to_string();
+        match Errno::from_raw_os_error(errno) {
+            Errno::NOMEM | Errno::AGAIN | Errno::NOSPC => HcaError::Exhausted {
+                hca,
+                call: self.call,
+                what: format!("{}: {reason} (locked memory is bounded by RLIMIT_MEMLOCK)", self.resource),
+            },
+            Errno::OPNOTSUPP | Errno::NOSYS | Errno::PROTONOSUPPORT => {
+                HcaError::Unsupported { hca, what: format!("{}: {reason}", self.call) }
+            }
+            Errno::NODEV | Errno::IO | Errno::NXIO => {
+                HcaError::Gone { hca, reason: format!("{}: {reason}", self.call) }
+            }
+            _ => HcaError::Driver { hca, call: self.call, errno, reason },
+        }
+    }
+
+    /// A refusal of the caller's argument.
+    pub(crate) fn invalid(self, reason: impl Into<String>) -> HcaError {
+        HcaError::Invalid { hca: self.hca.to_owned(), call: self.call, reason: reason.into() }
+    }
+}
+
+/// What a refused post means (ibv_post_send(3): EINVAL for a bad request or state, ENOMEM for a full queue).
+pub(crate) fn post_error(errno: i32) -> PostError {
+    match Errno::from_raw_os_error(errno) {
+        Errno::NOMEM | Errno::AGAIN | Errno::NOSPC => PostError::Full,
+        Errno::NODEV | Errno::IO | Errno::NXIO => PostError::Gone,
+        _ => PostError::Unsupported,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAILED: Failed<'_> = Failed { hca: "rxe0", call: "ibv_reg_mr", resource: "memory regions" };
+
+    #[test]
+    fn each_kind_of_errno_is_told_apart_and_kept() {
+        assert!(matches!(FAILED.with(Errno::NOMEM.raw_os_error()), HcaError::Exhausted { .. }));
+        assert!(matches!(FAILED.with(Errno::OPNOTSUPP.raw_os_error()), HcaError::Unsupported { .. }));
+        assert!(matches!(FAILED.with(Errno::IO.raw_os_error()), HcaError::Gone { .. }));
+        let odd = FAILED.with(524);
+        assert!(matches!(odd, HcaError::Driver { errno: 524, .. }), "{odd}");
+        assert!(odd.to_string().contains("rxe0") && odd.to_string().contains("ibv_reg_mr"), "{odd}");
+    }
+
+    #[test]
+    fn a_missing_library_is_named_with_what_to_install() {
+        let error = AbsentError::NoLibrary { name: "libibverbs.so.1", reason: "no such file".to_owned() };
+        assert!(error.to_string().contains("rdma-core"), "{error}");
+    }
+
+    #[test]
+    fn both_ways_of_returning_an_errno_are_understood() {
+        assert_eq!(status(0), Ok(()));
+        assert_eq!(status(22), Err(22));
+        assert!(status(-1).is_err());
+    }
+}

@@ -1,0 +1,99 @@
+//! Which row of a GID table a queue pair uses.
+
+use gdrd_hal::{GidEntry, GidType, LinkLayer};
+
+/// The row for traffic that may be routed: RoCE v2 before v1 on Ethernet, an address before a link-local one, IPv4
+/// before IPv6, then the lowest row; the lowest row of its type on InfiniBand. A row that the operator asks for
+/// is taken whatever it is. `None`: no row is filled, or not the one asked for.
+///
+/// The table may have gaps and may change at any time: rows are found by their index, never by their place.
+#[must_use]
+pub fn choose_gid(entries: &[GidEntry], link_layer: LinkLayer, asked: Option<u16>) -> Option<GidEntry> {
+    let filled = entries.iter().filter(|entry| entry.gid.0 != [0; 16]);
+    if let Some(gid_index) = asked {
+        return filled.copied().find(|entry| entry.gid_index == gid_index);
+    }
+    let is_candidate = |entry: &&GidEntry| match link_layer {
+        LinkLayer::InfiniBand => entry.gid_type == GidType::Ib,
+        _ => matches!(entry.gid_type, GidType::RoceV2 | GidType::RoceV1),
+    };
+    filled.filter(is_candidate).min_by_key(|entry| rank(entry, link_layer)).copied()
+}
+
+/// Less is better.
+fn rank(entry: &GidEntry, link_layer: LinkLayer) -> (bool, bool, bool, u16) {
+    if link_layer == LinkLayer::InfiniBand {
+        return (false, false, false, entry.gid_index);
+    }
+    let is_v1 = entry.gid_type != GidType::RoceV2;
+    (is_v1, is_link_local(&entry.gid.0), !is_ipv4(&entry.gid.0), entry.gid_index)
+}
+
+/// fe80::/10 (RFC 4291, 2.5.6).
+fn is_link_local(gid: &[u8; 16]) -> bool {
+    gid[0] == 0xfe && gid[1] & 0xc0 == 0x80
+}
+
+/// ::ffff:0:0/96 (RFC 4291, 2.5.5.2).
+fn is_ipv4(gid: &[u8; 16]) -> bool {
+    gid[..10] == [0; 10] && gid[10..12] == [0xff; 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use gdrd_hal::Gid;
+
+    use super::*;
+
+    fn entry(gid_index: u16, address: &str, gid_type: GidType) -> GidEntry {
+        let address: std::net::Ipv6Addr = address.parse().expect("it is an address");
+        GidEntry { gid_index, gid: Gid(address.octets()), gid_type }
+    }
+
+    fn chosen(entries: &[GidEntry]) -> Option<u16> {
+        choose_gid(entries, LinkLayer::Ethernet, None).map(|entry| entry.gid_index)
+    }
+
+    #[test]
+    fn roce_v2_comes_before_v1_and_ipv4_before_ipv6() {
+        let table = [
+            entry(0, "fe80::1", GidType::RoceV1),
+            entry(1, "fe80::1", GidType::RoceV2),
+            entry(2, "2001:db8::1", GidType::RoceV2),
+            entry(3, "::ffff:10.0.0.1", GidType::RoceV1),
+            entry(4, "::ffff:10.0.0.1", GidType::RoceV2),
+        ];
+        assert_eq!(chosen(&table), Some(4));
+        assert_eq!(chosen(&table[..4]), Some(2));
+        assert_eq!(chosen(&table[..2]), Some(1));
+        assert_eq!(chosen(&table[..1]), Some(0));
+    }
+
+    #[test]
+    fn gaps_and_order_of_the_table_do_not_matter() {
+        let table = [entry(250, "::ffff:10.0.0.1", GidType::RoceV2), entry(3, "::ffff:10.0.0.2", GidType::RoceV2)];
+        assert_eq!(chosen(&table), Some(3));
+    }
+
+    #[test]
+    fn empty_tables_and_zero_rows_give_nothing() {
+        assert_eq!(chosen(&[]), None);
+        assert_eq!(chosen(&[entry(0, "::", GidType::RoceV2)]), None);
+        assert_eq!(chosen(&[entry(0, "fe80::1", GidType::Ib)]), None, "not a GID of Ethernet");
+    }
+
+    #[test]
+    fn infiniband_takes_its_first_row() {
+        let table = [entry(1, "fe80::2", GidType::Ib), entry(0, "fe80::1", GidType::Ib)];
+        let found = choose_gid(&table, LinkLayer::InfiniBand, None);
+        assert_eq!(found.map(|entry| entry.gid_index), Some(0));
+    }
+
+    #[test]
+    fn row_asked_for_is_taken_or_nothing_is() {
+        let table = [entry(1, "fe80::1", GidType::RoceV1), entry(4, "::ffff:10.0.0.1", GidType::RoceV2)];
+        let asked = |gid_index| choose_gid(&table, LinkLayer::Ethernet, Some(gid_index)).map(|entry| entry.gid_index);
+        assert_eq!(asked(1), Some(1));
+        assert_eq!(asked(2), None);
+    }
+}

@@ -1,0 +1,185 @@
+//! Ports and their GID tables as the device has them now.
+
+use std::mem::{MaybeUninit, size_of};
+
+use gdrd_hal::{Gid, GidEntry, GidType, HcaError, LinkLayer, PortAttributes, PortState};
+use rdma_sys::{
+    IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_gid_entry, ibv_mtu, ibv_port_attr, ibv_port_state,
+};
+
+use crate::context::Context;
+use crate::error::{Failed, errno, status};
+
+/// Most rows that are read of all GID tables of a device; bnxt_re has 256 a port, mlx5 at most 4096.
+const MAX_GIDS: usize = 1 << 16;
+
+/// `IBV_LINK_LAYER_*` (verbs.h).
+const LINK_LAYER_INFINIBAND: u8 = 1;
+const LINK_LAYER_ETHERNET: u8 = 2;
+
+/// Every port, in order.
+///
+/// # Errors
+/// `Gone`, `Driver`.
+pub(crate) fn all(context: &Context) -> Result<Vec<PortAttributes>, HcaError> {
+    context.check_alive()?;
+    let mut raw = Vec::new();
+    for port_num in 1..=context.ports() {
+        raw.push((port_num, query(context, port_num)?));
+    }
+    let rows: usize = raw.iter().map(|(_, attr)| usize::try_from(attr.gid_tbl_len).unwrap_or(0)).sum();
+    let gids = gids(context, rows.min(MAX_GIDS))?;
+    Ok(raw.into_iter().map(|(port_num, attr)| attributes(port_num, &attr, &gids)).collect())
+}
+
+fn query(context: &Context, port_num: u8) -> Result<ibv_port_attr, HcaError> {
+    // SAFETY: integers only (struct ibv_port_attr, verbs.h); zero is valid. The function writes at most this
+    // structure, since older libraries know a prefix of it.
+    let mut attr: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+    let query = context.library().ibv_query_port;
+    // SAFETY: the context is open, and the structure is written during the call only.
+    let returned = unsafe { query(context.raw(), port_num, &raw mut attr) };
+    let failed = Failed { hca: context.name(), call: "ibv_query_port", resource: "memory" };
+    status(returned).map_err(|errno| failed.with(errno))?;
+    Ok(attr)
+}
+
+/// A filled row with its port.
+type Row = (u32, GidEntry);
+
+fn gids(context: &Context, rows: usize) -> Result<Vec<Row>, HcaError> {
+    if rows == 0 {
+        return Ok(Vec::new());
+    }
+    let mut table: Vec<ibv_gid_entry> = Vec::with_capacity(rows);
+    let query = context.library()._ibv_query_gid_table;
+    // SAFETY: the context is open; room for `rows` entries of the size that is passed was reserved.
+    let found = unsafe { query(context.raw(), table.as_mut_ptr(), rows, 0, size_of::<ibv_gid_entry>()) };
+    let failed = Failed { hca: context.name(), call: "ibv_query_gid_table", resource: "memory" };
+    let filled = usize::try_from(found).map_err(|_| {
+        // It returns a negative errno (ibv_query_gid_table(3)), and older libraries set errno.
+        let number = i32::try_from(-found).ok().filter(|number| *number > 1).unwrap_or_else(errno);
+        failed.with(number)
+    })?;
+    // SAFETY: the function has written that many entries, never more than asked for.
+    unsafe { table.set_len(filled.min(rows)) };
+    Ok(table.iter().filter_map(row).collect())
+}
+
+/// Rows of a type that is not known are left out, as are indices that no port has.
+fn row(entry: &ibv_gid_entry) -> Option<Row> {
+    let gid_type = match entry.gid_type {
+        IBV_GID_TYPE_IB => GidType::Ib,
+        IBV_GID_TYPE_ROCE_V1 => GidType::RoceV1,
+        IBV_GID_TYPE_ROCE_V2 => GidType::RoceV2,
+        _ => return None,
+    };
+    // SAFETY: both members of the union are 16 plain bytes (union ibv_gid), all written by the library.
+    let raw = unsafe { entry.gid.raw };
+    Some((entry.port_num, GidEntry { gid_index: u16::try_from(entry.gid_index).ok()?, gid: Gid(raw), gid_type }))
+}
+
+fn attributes(port_num: u8, attr: &ibv_port_attr, gids: &[Row]) -> PortAttributes {
+    PortAttributes {
+        port_num,
+        state: match attr.state {
+            ibv_port_state::IBV_PORT_DOWN => PortState::Down,
+            ibv_port_state::IBV_PORT_INIT => PortState::Init,
+            ibv_port_state::IBV_PORT_ARMED => PortState::Armed,
+            ibv_port_state::IBV_PORT_ACTIVE => PortState::Active,
+            _ => PortState::Unknown,
+        },
+        link_layer: match attr.link_layer {
+            LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
+            LINK_LAYER_ETHERNET => LinkLayer::Ethernet,
+            _ => LinkLayer::Unknown,
+        },
+        rate_gbps: lanes(attr.active_width) * lane_gbps(attr.active_speed),
+        lid: attr.lid,
+        mtu_bytes: mtu_bytes(attr.active_mtu),
+        gids: gids.iter().filter(|(port, _)| *port == u32::from(port_num)).map(|(_, entry)| *entry).collect(),
+    }
+}
+
+/// `active_width` (ibv_query_port(3)); 0 for a width that is not known.
+fn lanes(width: u8) -> f64 {
+    match width {
+        1 => 1.0,
+        2 => 4.0,
+        4 => 8.0,
+        8 => 12.0,
+        16 => 2.0,
+        _ => 0.0,
+    }
+}
+
+/// `active_speed` (ibv_query_port(3)) in Gbit/s a lane, as the kernel's `rate` file gives it.
+fn lane_gbps(speed: u8) -> f64 {
+    match speed {
+        1 => 2.5,
+        2 => 5.0,
+        4 | 8 => 10.0,
+        16 => 14.0,
+        32 => 25.0,
+        64 => 50.0,
+        128 => 100.0,
+        _ => 0.0,
+    }
+}
+
+const MTUS: [(ibv_mtu::Type, u32); 5] = [
+    (ibv_mtu::IBV_MTU_256, 256),
+    (ibv_mtu::IBV_MTU_512, 512),
+    (ibv_mtu::IBV_MTU_1024, 1024),
+    (ibv_mtu::IBV_MTU_2048, 2048),
+    (ibv_mtu::IBV_MTU_4096, 4096),
+];
+
+/// 0 for an MTU that is not known.
+fn mtu_bytes(mtu: ibv_mtu::Type) -> u32 {
+    MTUS.iter().find(|(known, _)| *known == mtu).map_or(0, |(_, bytes)| *bytes)
+}
+
+/// `None` for lengths that are no MTU of RDMA.
+pub(crate) fn mtu_of(bytes: u32) -> Option<ibv_mtu::Type> {
+    MTUS.iter().find(|(_, known)| *known == bytes).map(|(mtu, _)| *mtu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mtus_have_two_names_and_no_others() {
+        assert_eq!(mtu_of(1024), Some(3));
+        assert_eq!(mtu_bytes(5), 4096);
+        assert_eq!(mtu_of(1500), None);
+        assert_eq!(mtu_bytes(99), 0);
+    }
+
+    #[test]
+    fn values_that_a_driver_invents_are_told_as_unknown() {
+        // SAFETY: integers only; zero is valid.
+        let mut attr: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+        (attr.state, attr.link_layer, attr.active_width, attr.active_speed, attr.active_mtu) = (99, 99, 99, 99, 99);
+        let port = attributes(2, &attr, &[]);
+        assert_eq!((port.state, port.link_layer, port.mtu_bytes), (PortState::Unknown, LinkLayer::Unknown, 0));
+        assert!(port.rate_gbps.abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn rows_go_to_their_port_and_rows_of_unknown_type_nowhere() {
+        // SAFETY: integers and a union of them; zero is valid.
+        let mut entry: ibv_gid_entry = unsafe { MaybeUninit::zeroed().assume_init() };
+        (entry.port_num, entry.gid_index, entry.gid_type) = (2, 200, IBV_GID_TYPE_ROCE_V2);
+        let rows: Vec<Row> = row(&entry).into_iter().collect();
+        // SAFETY: integers only; zero is valid.
+        let attr: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+        assert_eq!(attributes(2, &attr, &rows).gids.len(), 1);
+        assert!(attributes(1, &attr, &rows).gids.is_empty());
+        entry.gid_type = 77;
+        assert!(row(&entry).is_none());
+        (entry.gid_type, entry.gid_index) = (IBV_GID_TYPE_ROCE_V2, u32::MAX);
+        assert!(row(&entry).is_none());
+    }
+}
