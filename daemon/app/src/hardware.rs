@@ -12,13 +12,14 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use gdrd_cuda::WorkerPool;
 use gdrd_engine::{GpuProof, GpuUuid, Hardware, HostPlan, MemoryKind, PlannedGpu};
-use gdrd_hal::{Gid, GidEntry, GidType, GpuCopies, GpuFact, GpuFacts, GpuMemory, LinkLayer, PortState};
+use gdrd_hal::{Gid, GidEntry, GidType, GpuCopies, GpuFact, GpuFacts, GpuMemory, Hca, LinkLayer, PortState};
 use gdrd_server::{Backend, Topology};
 use gdrd_sim::fault::MAX_SCRIPT_BYTES;
 use gdrd_sim::{Provider, SimHca, SimHost, SimOptions, SimPort, SimSpec};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::{profile, read_input, read_live, read_root};
+use gdrd_verbs::{Options, Verbs};
 
 use crate::arguments::Arguments;
 use crate::config::{Config, TopologyKeys};
@@ -134,15 +135,16 @@ fn live(sim_hcas: u8, config: &Config) -> anyhow::Result<Chosen> {
     if !hcas.is_empty() {
         chosen.backends = vec![backend("sim", Ok(format!("{} simulated hcas that copy on the gpu", hcas.len())))];
     }
+    let (rdma, verbs) = rdma_devices(&config.verbs.options());
     let served = report.gpus.iter().filter(|gpu| gpu.skip_reason().is_none()).count();
     let of_all = format!("{served} of {} gpus, a worker process each", report.gpus.len());
     let driver = format!("driver {}, {} gpus", report.driver_version, report.gpus.len());
     chosen.backends.extend([
-        backend("verbs", Err("this build does not contain it".to_owned())),
+        verbs,
         backend("cuda", pool.as_ref().map(|_| of_all).map_err(Clone::clone)),
         backend("nvml", found.map(|_| driver).map_err(|error| format!("{error:#}"))),
     ]);
-    chosen.hardware.hcas = hcas;
+    chosen.hardware.hcas = hcas.into_iter().chain(rdma).collect();
     chosen.hardware.gpu_memory = pool.ok().map(|pool| pool as Arc<dyn GpuMemory>);
     chosen.hardware.gpu_facts = nvml.map(|nvml| nvml as Arc<dyn GpuFacts>);
     Ok(chosen)
@@ -195,6 +197,25 @@ fn sim_gid(index: u8) -> Gid {
 fn backend(name: &'static str, told: Result<String, String>) -> Backend {
     let present = told.is_ok();
     Backend { name, present, reason: told.unwrap_or_else(|reason| reason) }
+}
+
+/// The RDMA devices of this machine, and what to say of them. A device that cannot be opened takes none of the others
+/// with it.
+fn rdma_devices(options: &Options) -> (Vec<Arc<dyn Hca>>, Backend) {
+    let devices = match Verbs::load().and_then(|verbs| verbs.open_devices(options)) {
+        Ok(devices) => devices,
+        Err(error) => return (Vec::new(), backend("verbs", Err(error.to_string()))),
+    };
+    let unusable = devices.unusable.iter().map(|device| format!("not {}: {}", device.name, device.error));
+    let names: Vec<&str> = devices.hcas.iter().map(|hca| hca.name()).collect();
+    let served = (!names.is_empty()).then(|| format!("serves {}", names.join(", ")));
+    let told: Vec<String> = served.clone().into_iter().chain(unusable).collect();
+    let told = match told.as_slice() {
+        [] => Err("libibverbs lists no rdma device".to_owned()),
+        told if served.is_some() => Ok(told.join("; ")),
+        told => Err(told.join("; ")),
+    };
+    (devices.hcas, backend("verbs", told))
 }
 
 /// The backends for hardware, none of which serves this host.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use gdrd_engine::Engine;
-use gdrd_server::{HostFacts, Server, ServerConfig};
+use gdrd_server::{Backend, HostFacts, Server, ServerConfig};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -88,6 +88,9 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         sim_profile: chosen.sim_profile,
         runtime_dir: runtime_dir.path().display().to_string(),
     };
+    for Backend { name, present, reason } in &facts.backends {
+        info!(present, "{name}: {reason}");
+    }
     let status = status(&facts, &chosen.topology);
     let rescan = Rescan {
         origin: chosen.origin,

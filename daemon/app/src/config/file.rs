@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::tables::{BrokerKeys, ExecutorKeys, GpuKeys, LimitKeys, PoolKeys, ServerKeys};
 use super::topology::TopologyKeys;
+use super::verbs::VerbsKeys;
 use super::who::Who;
 
 /// The whole file.
@@ -22,6 +23,7 @@ pub(crate) struct Config {
     pub(crate) gpu: GpuKeys,
     pub(crate) server: ServerKeys,
     pub(crate) topology: TopologyKeys,
+    pub(crate) verbs: VerbsKeys,
     pub(crate) log: LogKeys,
 }
 

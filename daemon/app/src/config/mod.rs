@@ -7,6 +7,7 @@ mod file;
 mod range;
 mod tables;
 mod topology;
+mod verbs;
 mod who;
 
 use std::path::{Path, PathBuf};
@@ -103,6 +104,7 @@ impl Config {
         self.executor.check(&mut ranges);
         self.gpu.check(&mut ranges);
         self.server.check(&mut ranges);
+        self.verbs.check(&mut ranges);
         for (index, rule) in self.policy.lease.iter().enumerate() {
             rule.check(&format!("policy.lease[{index}]"), &mut ranges);
         }

@@ -1,0 +1,35 @@
+//! Table `verbs`: how queue pairs of real RDMA devices address their packets.
+
+use gdrd_verbs::Options;
+use serde::{Deserialize, Serialize};
+
+use super::range::Ranges;
+
+/// Keys of the table; the defaults are those of the backend.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct VerbsKeys {
+    /// Row of the GID table; unset chooses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gid_index: Option<u16>,
+    traffic_class: u8,
+    service_level: u8,
+    pkey_index: u16,
+}
+
+impl VerbsKeys {
+    pub(super) fn check(&self, ranges: &mut Ranges) {
+        // `sgid_index` of struct ibv_global_route has 8 bits.
+        ranges.within("verbs.gid_index", self.gid_index.unwrap_or(0).into(), 0, 255);
+        ranges.within("verbs.service_level", self.service_level.into(), 0, 15);
+    }
+
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            gid_index: self.gid_index,
+            traffic_class: self.traffic_class,
+            service_level: self.service_level,
+            pkey_index: self.pkey_index,
+        }
+    }
+}
