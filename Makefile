@@ -29,7 +29,12 @@ demo: ## build, start a simulated DGX A100, move registered GPU buffers between 
 .PHONY: test
 test: ## run every test; ends in one line 'N passed, N failed'
 	@scripts/setup.sh build test
-	@scripts/test.sh
+	@scripts/test.sh vm
+
+.PHONY: vm-test
+vm-test: ## run real verbs on soft RoCE in virtual machines (Debian 12 and 13); part of `make test`
+	@scripts/setup.sh build
+	@scripts/vm-test.sh
 
 .PHONY: bench
 bench: ## print latency and bandwidth as ratios against floors measured in the same run

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Runs every test suite, shows their output as they go, and ends in one line 'N passed, N failed' that sums them.
+# usage: test.sh [vm]   with vm: the tests in virtual machines too
 # A suite that dies without saying what failed (it did not compile, a test process was killed) counts as one failure.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -37,6 +38,9 @@ suite() {
 suite build cargo build --locked --workspace --bins
 if ((failed == 0)); then
   suite workspace cargo test --locked --workspace --no-fail-fast
+  if [[ ${1:-} == vm ]]; then
+    suite vm scripts/vm-test.sh
+  fi
 fi
 
 echo

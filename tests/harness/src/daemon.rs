@@ -19,13 +19,14 @@ use crate::{PATIENCE, binary, fail};
 /// What to start.
 #[derive(Debug, Clone)]
 pub struct DaemonOptions {
-    profile: String,
+    /// `None` for this machine's own hardware.
+    profile: Option<String>,
     config: Option<String>,
 }
 
 impl Default for DaemonOptions {
     fn default() -> Self {
-        Self { profile: "dgx-a100".into(), config: None }
+        Self { profile: Some("dgx-a100".into()), config: None }
     }
 }
 
@@ -33,7 +34,14 @@ impl DaemonOptions {
     /// Simulates this host profile; `dgx-a100` by default.
     #[must_use]
     pub fn profile(mut self, profile: &str) -> Self {
-        self.profile = profile.into();
+        self.profile = Some(profile.into());
+        self
+    }
+
+    /// Serves the hardware of this machine instead of a simulated host.
+    #[must_use]
+    pub fn hardware(mut self) -> Self {
+        self.profile = None;
         self
     }
 
@@ -65,7 +73,10 @@ impl DaemonOptions {
         let notify = UnixDatagram::bind(&notify_path).expect("bind the notify socket");
         let log = File::options().create(true).append(true).open(folder.join(LOG)).expect("open the daemon's log");
         let mut command = Command::new(binary("gdrd"));
-        command.args(["--sim", &self.profile, "--runtime-dir"]).arg(folder.join(RUN));
+        if let Some(profile) = &self.profile {
+            command.args(["--sim", profile]);
+        }
+        command.arg("--runtime-dir").arg(folder.join(RUN));
         if let Some(text) = &self.config {
             let path = folder.join("gdrd.toml");
             std::fs::write(&path, text).expect("write the daemon's configuration");

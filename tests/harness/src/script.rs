@@ -79,6 +79,15 @@ pub enum Command {
         /// Host memory instead of the GPU's.
         host: bool,
     },
+    /// Acquires host memory registered with one HCA. Answers the lease.
+    AcquireHost {
+        /// Name for later commands.
+        buffer: String,
+        /// HCA.
+        hca: String,
+        /// Bytes.
+        size: u64,
+    },
     /// Sends the acquire, and answers as soon as it is on its way.
     StartAcquire {
         /// GPU.

@@ -99,6 +99,8 @@ pub const LAYERS: &[Layer] = &[
         shuns: &["gdrd-engine", "gdrd-server"],
     },
     Layer { name: "gdrd-house", uses: &[], tests_use: &[], shuns: RUNTIME },
+    // Runs inside of virtual machines.
+    Layer { name: "gdrd-vm", uses: &["gdrd-hal", "gdrd-verbs"], tests_use: &["gdrd-harness"], shuns: &[] },
 ];
 
 /// Every way in which a workspace with these `members` and `arrows` breaks `table`, one sentence each, sorted.

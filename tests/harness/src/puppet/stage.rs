@@ -62,6 +62,11 @@ impl Stage {
     async fn run_on_buffer(&mut self, command: Command) -> anyhow::Result<Value> {
         match command {
             Command::Acquire { buffer, gpu, size, host } => self.acquire(buffer, &gpu, size, host).await,
+            Command::AcquireHost { buffer, hca, size } => {
+                let options = AcquireOptions::on_host([hca], size).label(buffer.clone());
+                let acquired = self.session()?.acquire(options).await?;
+                Ok(self.keep(buffer, acquired))
+            }
             Command::StartAcquire { gpu, size } => self.start_acquire(&gpu, size).await,
             Command::Open { buffer, lease_id } => {
                 let opened = self.session()?.open_lease(lease_id).await?;

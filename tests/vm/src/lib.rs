@@ -1,0 +1,71 @@
+//! What the tests inside of a guest share: its soft RoCE device, its memory, its place among the guests.
+//!
+//! Must not know: how guests are made (the scripts beside this crate).
+#![forbid(unsafe_code)]
+
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::sync::Arc;
+
+use gdrd_hal::Hca;
+use gdrd_verbs::{Options, Verbs};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+/// The soft RoCE device that guest-init.sh makes.
+pub const HCA: &str = "rxe0";
+/// The network interface below it.
+pub const NETDEV: &str = "eth0";
+
+/// The guest's soft RoCE device, opened anew.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn open_hca() -> Arc<dyn Hca> {
+    open_hca_with(&Options::default())
+}
+
+/// The guest's soft RoCE device, opened anew with these settings.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn open_hca_with(options: &Options) -> Arc<dyn Hca> {
+    let verbs = Verbs::load().expect("the guest has libibverbs");
+    let devices = verbs.open_devices(options).expect("the guest has RDMA devices");
+    assert!(devices.unusable.is_empty(), "{:?}", devices.unusable);
+    let found = devices.hcas.into_iter().find(|hca| hca.name() == HCA);
+    found.expect("guest-init.sh makes the device")
+}
+
+/// Zeroed host memory that cannot shrink.
+///
+/// # Panics
+/// When the guest has none left.
+#[must_use]
+pub fn host_memory(len_bytes: u64) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = memfd_create("vm-test", flags).expect("a memfd can be made");
+    ftruncate(&memory, len_bytes).expect("a memfd can be grown");
+    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW).expect("a fresh memfd takes seals");
+    memory
+}
+
+/// Number of this guest, from 1.
+///
+/// # Panics
+/// Outside of a guest.
+#[must_use]
+pub fn node() -> u8 {
+    let node = std::env::var("GDRD_VM_NODE").expect("guest-init.sh tells the guest its number");
+    node.parse().expect("the number of a guest is a number")
+}
+
+/// Runs `ip` with these arguments.
+///
+/// # Panics
+/// When it fails.
+pub fn ip(arguments: &[&str]) {
+    let status = Command::new("ip").args(arguments).status().expect("the guest has ip");
+    assert!(status.success(), "ip {arguments:?}: {status}");
+}

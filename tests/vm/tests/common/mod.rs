@@ -1,0 +1,104 @@
+//! What the tests with daemons share: a client process with a host buffer and a queue pair on soft RoCE.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use gdrd_harness::script::{Command, Local, Remote, Work};
+use gdrd_harness::{Daemon, DaemonOptions, Puppet, User};
+use serde_json::Value;
+
+/// One write of at most this many bytes.
+pub(crate) const CHUNK_BYTES: u32 = 1 << 20;
+
+/// A client process with buffer `b` and queue pair `q`.
+pub(crate) struct Side {
+    pub(crate) puppet: Puppet,
+    pub(crate) lease_id: u64,
+    pub(crate) len_bytes: u64,
+    pub(crate) endpoint: String,
+    /// Its registration as a peer needs it.
+    pub(crate) blob: String,
+}
+
+impl Side {
+    pub(crate) fn new(daemon: &Daemon, user: User, len_bytes: u64) -> Self {
+        let mut puppet = Puppet::connected_as(daemon, user);
+        let hca = gdrd_vm::HCA.to_owned();
+        let lease = puppet.run(Command::AcquireHost { buffer: "b".into(), hca: hca.clone(), size: len_bytes });
+        let queue_pair =
+            puppet.run(Command::QueuePair { queue_pair: "q".into(), gpu: String::new(), hca: hca.clone(), depth: 128 });
+        let blob = text(&puppet.run(Command::Remote { buffer: "b".into(), hca }));
+        let endpoint = text(&queue_pair["endpoint"]);
+        Self { puppet, lease_id: number(&lease["lease_id"]), len_bytes, endpoint, blob }
+    }
+
+    pub(crate) fn connect_to(&mut self, endpoint: &str) {
+        self.puppet.run(Command::ConnectQueuePair { queue_pair: "q".into(), endpoint: endpoint.to_owned() });
+    }
+
+    pub(crate) fn post(&mut self, first_wr_id: u64, work: Vec<Work>) {
+        let wanted = work.len();
+        let command = Command::Post { queue_pair: "q".into(), work, first_wr_id, only_last_signaled: false };
+        assert_eq!(self.puppet.run(command), Value::from(wanted));
+    }
+
+    pub(crate) fn completion(&mut self) -> Value {
+        self.puppet.run(Command::Completion { queue_pair: "q".into() })
+    }
+
+    /// Posts one request and gives the status that it ends with.
+    pub(crate) fn status_of(&mut self, wr_id: u64, work: Work) -> String {
+        self.post(wr_id, vec![work]);
+        let completion = self.completion();
+        assert_eq!(number(&completion["wr_id"]), wr_id);
+        text(&completion["status"])
+    }
+
+    /// Writes the whole buffer to the same places of the peer's.
+    pub(crate) fn write_all_to(&mut self, blob: &str) {
+        let chunks = self.len_bytes / u64::from(CHUNK_BYTES);
+        let write = |chunk: u64| {
+            let offset = chunk * u64::from(CHUNK_BYTES);
+            Work::Write { local: Local::new("b", offset, CHUNK_BYTES), remote: Remote::new(blob, offset), imm: None }
+        };
+        self.post(0, (0..chunks).map(write).collect());
+        for chunk in 0..chunks {
+            let completion = self.completion();
+            assert_eq!((number(&completion["wr_id"]), text(&completion["status"])), (chunk, "SUCCESS".into()));
+        }
+    }
+
+    pub(crate) fn fill(&mut self, seed: u64) {
+        self.puppet.run(Command::Fill { buffer: "b".into(), seed });
+    }
+
+    pub(crate) fn poke(&mut self, offset: u64, bytes: &str) {
+        self.puppet.run(Command::Poke { buffer: "b".into(), offset, bytes: bytes.into() });
+    }
+
+    pub(crate) fn peek(&mut self, offset: u64, len: usize) -> String {
+        text(&self.puppet.run(Command::Peek { buffer: "b".into(), offset, len }))
+    }
+
+    pub(crate) fn digest(&mut self) -> String {
+        text(&self.puppet.run(Command::Digest { buffer: "b".into(), offset: 0, len: self.len_bytes }))
+    }
+}
+
+/// A daemon on the guest's own hardware that lets everyone lease.
+pub(crate) fn daemon() -> Daemon {
+    let daemon = DaemonOptions::default().hardware().config("[[policy.lease]]\nwho = \"anyone\"\n").start();
+    assert!(daemon.log().contains(&format!("serves {}", gdrd_vm::HCA)), "{}", daemon.log());
+    daemon
+}
+
+pub(crate) fn join(a: &mut Side, b: &mut Side) {
+    a.connect_to(&b.endpoint.clone());
+    b.connect_to(&a.endpoint.clone());
+}
+
+pub(crate) fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| unreachable!("{value} is no text"), str::to_owned)
+}
+
+pub(crate) fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| unreachable!("{value} is no number"))
+}

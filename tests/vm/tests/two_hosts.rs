@@ -1,0 +1,108 @@
+//! Two guests on one wire, a daemon on each: the job exchanges endpoints by its own means (here TCP), and content goes
+//! over RDMA. Both guests run this program; node 1 asks, node 2 serves.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+
+use common::{Side, daemon};
+use gdrd_harness::User;
+use gdrd_harness::script::{Local, Remote, Work};
+use gdrd_vm::node;
+
+const BUFFER_BYTES: u64 = 8 << 20;
+const MEETING_PORT: u16 = 7471;
+const SEED: u64 = 90_125;
+
+/// The other guest, line by line.
+struct Peer {
+    reader: BufReader<TcpStream>,
+    writer: TcpStream,
+}
+
+impl Peer {
+    fn meet() -> Self {
+        let stream = if node() == 2 {
+            let listener = TcpListener::bind(("10.77.0.2", MEETING_PORT)).expect("the guest has this address");
+            listener.accept().expect("the other guest comes").0
+        } else {
+            let meet = || TcpStream::connect(("10.77.0.2", MEETING_PORT));
+            gdrd_harness::wait_until("the other guest listens", meet)
+        };
+        stream.set_read_timeout(Some(gdrd_harness::PATIENCE)).expect("a bound is valid");
+        let reader = BufReader::new(stream.try_clone().expect("a descriptor is left"));
+        Self { reader, writer: stream }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.writer, "{line}").expect("the other guest listens");
+    }
+
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.reader.read_line(&mut line).expect("the other guest speaks");
+        assert!(line.ends_with('\n'), "the other guest ended early");
+        line.trim_end().to_owned()
+    }
+
+    fn trade(&mut self, own: &str) -> String {
+        self.tell(own);
+        self.hear()
+    }
+}
+
+#[test]
+fn two_daemons_move_a_buffer_between_two_hosts() {
+    let mut peer = Peer::meet();
+    let daemon = daemon();
+    let mut side = Side::new(&daemon, User::Own, BUFFER_BYTES);
+    let endpoint = peer.trade(&side.endpoint.clone());
+    let blob = peer.trade(&side.blob.clone());
+    side.connect_to(&endpoint);
+    if node() == 1 {
+        ask(&mut peer, &mut side, &blob)
+    } else {
+        serve(&mut peer, &mut side)
+    }
+    drop(side);
+    // Neither guest leaves while the other still needs its answers.
+    peer.trade("done");
+    assert!(daemon.stop().success());
+}
+
+fn ask(peer: &mut Peer, side: &mut Side, blob: &str) {
+    assert_eq!(peer.hear(), "connected");
+    side.fill(SEED);
+    side.write_all_to(blob);
+    peer.tell("written");
+    assert_eq!(peer.hear(), side.digest(), "what the other host reads in its memory");
+
+    peer.tell("change");
+    assert_eq!(peer.hear(), "changed");
+    let read = Work::Read { local: Local::new("b", 0, 8), remote: Remote::new(blob, 4096) };
+    assert_eq!(side.status_of(1000, read), "SUCCESS");
+    assert_eq!(side.peek(0, 8), "1122334455667788");
+    let add = Work::FetchAdd { local: Local::new("b", 64, 8), remote: Remote::new(blob, 8192), add: 5 };
+    assert_eq!(side.status_of(1001, add), "SUCCESS");
+    assert_eq!(side.peek(64, 8), "0700000000000000");
+    assert_eq!(side.status_of(1002, Work::Send { local: Local::new("b", 0, 8), imm: Some(9) }), "SUCCESS");
+}
+
+fn serve(peer: &mut Peer, side: &mut Side) {
+    side.post(1, vec![Work::Recv { local: Local::new("b", 16_384, 64) }]);
+    peer.tell("connected");
+    assert_eq!(peer.hear(), "written");
+    let digest = side.digest();
+    peer.tell(&digest);
+
+    assert_eq!(peer.hear(), "change");
+    side.poke(4096, "1122334455667788");
+    side.poke(8192, "0700000000000000");
+    peer.tell("changed");
+    let received = side.completion();
+    assert_eq!((&received["wr_id"], &received["imm"], &received["bytes"]), (&1.into(), &9.into(), &8.into()));
+    assert_eq!(side.peek(16_384, 8), "1122334455667788");
+    assert_eq!(side.peek(8192, 1), "0c");
+}
