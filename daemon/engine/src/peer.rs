@@ -43,13 +43,18 @@ impl TenantKey {
 
 /// Cuts a cgroup path after the component that names the unit of isolation: what lies below it is one tenant's own
 /// business (containers of a pod, steps of a job, processes of a service). Paths of no known shape stay whole.
+///
+/// Below `user.slice` users make cgroups of any name themselves, so a job or pod there is none: else anyone could be
+/// as many tenants as they like, each with a quota of its own.
 fn scope_of(path: &str) -> &str {
     let path = path.trim_end_matches('/');
     let mut first_unit = None;
     let mut next = 0;
+    let mut of_a_user = false;
     for part in path.split('/') {
         let end = next + part.len();
-        if is_job_or_pod(part) {
+        of_a_user |= part == "user.slice" || part.starts_with("user@");
+        if is_job_or_pod(part) && !of_a_user {
             return &path[..end];
         }
         if first_unit.is_none() && is_unit(part) {
@@ -105,6 +110,14 @@ mod tests {
         assert_eq!(scope_of("/system.slice/train.service/worker"), "/system.slice/train.service");
         let id = "a".repeat(64);
         assert_eq!(scope_of(&format!("/docker/{id}/inner")), format!("/docker/{id}"));
+    }
+
+    #[test]
+    fn a_user_cannot_be_several_tenants_by_making_cgroups() {
+        let manager = "/user.slice/user-7.slice/user@7.service";
+        for made in ["job_1", "job_2", "pod2f9f0f5e-5a1b-4c3e-9c41-1f2e3d4c5b6a", "x.scope", "kubepods-pod1.slice"] {
+            assert_eq!(scope_of(&format!("{manager}/{made}/inner")), manager);
+        }
     }
 
     #[test]

@@ -36,6 +36,7 @@ impl Core {
         let Some(entry) = self.tenants.get_mut(&tenant) else { return self.unexpected() };
         let first = !entry.is_alive();
         entry.sessions += 1;
+        entry.ending = false;
         self.sessions.insert(
             session,
             Session {

@@ -30,6 +30,8 @@ pub(crate) struct Tenant {
     pub(crate) promised_registrations: u32,
     /// Slots that wait for a lost HCA's requests to end.
     pub(crate) shedding: u32,
+    /// All that it had ready or on its way has been given up: it has neither session nor lease.
+    pub(crate) ending: bool,
     /// An acquire waits for the tenant's own idle or returning buffers to make room in the quota.
     pub(crate) hungry: bool,
 }
@@ -49,6 +51,7 @@ impl Tenant {
             promised_bytes: 0,
             promised_registrations: 0,
             shedding: 0,
+            ending: false,
             hungry: false,
         }
     }
@@ -113,18 +116,18 @@ impl Core {
 
     /// Gives up what a tenant without session and lease still has, and forgets it once that is gone.
     pub(super) fn settle_tenant(&mut self, id: TenantId) {
-        let Some(tenant) = self.tenants.get(&id) else { return };
+        let Some(tenant) = self.tenants.get_mut(&id) else { return };
         if tenant.is_alive() {
+            tenant.ending = false;
             return;
         }
-        let owned: Vec<_> = match tenant.allocations {
-            0 => Vec::new(),
-            _ => {
-                self.allocations.iter().filter(|(_, a)| a.is_kept_for(id)).map(|(allocation, _)| *allocation).collect()
+        // Once: nothing is kept for it from here on, and this is asked at each of its buffers that goes.
+        if !std::mem::replace(&mut tenant.ending, true) {
+            let owned: Vec<_> =
+                self.allocations.iter().filter(|(_, a)| a.is_kept_for(id)).map(|(allocation, _)| *allocation).collect();
+            for allocation in owned {
+                self.give_up(allocation);
             }
-        };
-        for allocation in owned {
-            self.give_up(allocation);
         }
         let Some(tenant) = self.tenants.get(&id) else { return };
         if tenant.allocations == 0 && tenant.queue_pairs == 0 && tenant.shedding == 0 {

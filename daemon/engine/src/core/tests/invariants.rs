@@ -116,9 +116,11 @@ fn clean_pools_match(core: &Core) {
 }
 
 fn nothing_is_left_over(core: &Core) {
-    for tenant in core.tenants.values() {
+    for (id, tenant) in &core.tenants {
+        assert!(tenant.is_alive() || !core.allocations.values().any(|a| a.is_kept_for(*id)), "kept for nobody");
         let used = tenant.is_alive() || tenant.allocations > 0 || tenant.queue_pairs > 0 || tenant.shedding > 0;
         assert!(used, "a tenant is remembered for nothing");
+        assert_eq!(tenant.ending, !tenant.is_alive());
     }
     assert_eq!(core.tenants.len(), core.tenant_ids.len());
 }
