@@ -45,6 +45,25 @@ fn the_daemons_topology_is_that_of_the_profile_it_simulates() {
 }
 
 #[test]
+fn the_daemons_advice_and_exports_are_those_of_the_profile_it_simulates() {
+    let daemon = Daemon::start();
+    let both =
+        |arguments: &[&str]| (json(&daemon, arguments), json(&daemon, &[arguments, &["--input", "dgx-a100"]].concat()));
+    for to in ["GPU7", "remote", "drive", "nvme3n1"] {
+        let (asked, read) = both(&["path", "GPU0", to]);
+        for key in ["schema", "from", "to", "kind", "via", "level", "gbps", "fallback"] {
+            assert_eq!(asked[key], read[key], "{to}: {key}");
+        }
+    }
+    let (asked, read) = both(&["explain", "GPU0"]);
+    assert_eq!(asked["bandwidth"], read["bandwidth"]);
+    let (asked, read) = both(&["export", "env"]);
+    assert_eq!(asked, read);
+    let (asked, read) = (["export", "nccl-topo"], ["export", "nccl-topo", "--input", "dgx-a100"]);
+    assert_eq!(text(&daemon, &asked), text(&daemon, &read));
+}
+
+#[test]
 fn a_wish_that_the_daemon_does_not_hold_is_planned_on_its_host() {
     let daemon = Daemon::start();
     let first = json(&daemon, &["plan"])["gpus"][0]["assigned"][0].as_str().expect("GPU0 has a NIC").to_owned();
