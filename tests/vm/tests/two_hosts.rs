@@ -8,13 +8,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 
 use common::{Side, daemon};
-use gdrd_harness::User;
-use gdrd_harness::script::{Local, Remote, Work};
+use gdrd_harness::script::{Command, Local, Remote, Work};
+use gdrd_harness::{Puppet, User};
 use gdrd_vm::node;
 
 const BUFFER_BYTES: u64 = 8 << 20;
 const MEETING_PORT: u16 = 7471;
 const SEED: u64 = 90_125;
+const SMALL_BYTES: u64 = 2 << 20;
+const TENANTS: [User; 2] = [User::Uid(1001), User::Uid(1002)];
 
 /// The other guest, line by line.
 struct Peer {
@@ -68,6 +70,40 @@ fn two_daemons_move_a_buffer_between_two_hosts() {
     }
     drop(side);
     // Neither guest leaves while the other still needs its answers.
+    peer.trade("done");
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_killed_client_is_told_to_its_peer_and_another_tenant_goes_on() {
+    let mut peer = Peer::meet();
+    let daemon = daemon();
+    let mut sides = TENANTS.map(|user| Side::new(&daemon, user, SMALL_BYTES));
+    let blobs = sides.each_mut().map(|side| {
+        let endpoint = peer.trade(&side.endpoint.clone());
+        side.connect_to(&endpoint);
+        peer.trade(&side.blob.clone())
+    });
+    peer.trade("connected");
+    let write = |blob: &str| Work::Write { local: Local::new("b", 0, 64), remote: Remote::new(blob, 0), imm: None };
+    let [mut lonely, mut lucky] = sides;
+    if node() == 2 {
+        lonely.puppet.kill();
+        let mut root = Puppet::connected(&daemon);
+        gdrd_harness::wait_until("the lease of the killed client ends", || {
+            let leases = root.run(Command::Leases);
+            if leases.as_array().is_some_and(|rows| rows.len() == 1) { Ok(()) } else { Err(leases) }
+        });
+        peer.tell("killed");
+        assert_eq!(peer.hear(), "told");
+        assert_eq!(lucky.peek(0, 4), "0badcafe");
+    } else {
+        assert_eq!(peer.hear(), "killed");
+        assert_eq!(lonely.status_of(1, write(&blobs[0])), "RETRY_EXC_ERR");
+        lucky.poke(0, "0badcafe");
+        assert_eq!(lucky.status_of(1, write(&blobs[1])), "SUCCESS");
+        peer.tell("told");
+    }
     peer.trade("done");
     assert!(daemon.stop().success());
 }
