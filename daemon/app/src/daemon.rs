@@ -4,16 +4,14 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use anyhow::Context;
-use gdrd_engine::Engine;
-use gdrd_server::{Change, Server, Topology};
-use gdrd_topology::assemble::ReadOptions;
+use gdrd_server::Server;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::hardware::{self, Machine, Origin};
 use crate::notify;
+use crate::rescan::Rescan;
 
 /// Cores up to which one thread serves. A call and its fds are two tasks that wake each other: on one thread that costs
 /// nothing, on two it costs a wake-up across cores, which is more than the call itself (a third of acquire + release).
@@ -40,23 +38,6 @@ pub(crate) fn runtime() -> anyhow::Result<Runtime> {
         .context("start the runtime")
 }
 
-/// What keeps an eye on the host.
-#[derive(Debug)]
-pub(crate) struct Rescan {
-    /// Where it is read.
-    pub(crate) origin: Origin,
-    /// What this machine has beside its topology.
-    pub(crate) machine: Machine,
-    /// How it is read.
-    pub(crate) options: ReadOptions,
-    /// How often; zero for never.
-    pub(crate) interval: Duration,
-    /// Where it is put in force.
-    pub(crate) topology: Topology,
-    /// Who follows it.
-    pub(crate) engine: Engine,
-}
-
 /// Serves until a signal or a failure ends it, and drains.
 ///
 /// # Errors
@@ -77,7 +58,7 @@ pub(crate) async fn serve(server: Server, stop: CancellationToken, rescan: Resca
         name = asked_to_end(&mut terminate, &mut interrupt) => info!("{name}: draining"),
         // Answers only while the engine does.
         () = notify::watchdog(|| drop(engine.plan())) => {}
-        () = watch_host(rescan) => {}
+        () = rescan.run() => {}
     }
     notify::stopping();
     stop.cancel();
@@ -98,33 +79,4 @@ async fn asked_to_end(terminate: &mut Signal, interrupt: &mut Signal) -> &'stati
         _ = terminate.recv() => "SIGTERM",
         _ = interrupt.recv() => "SIGINT",
     }
-}
-
-/// Reads the host again at each interval; pending for ever where it cannot change or nobody wants it.
-async fn watch_host(rescan: Rescan) {
-    let Rescan { origin, machine, options, interval, topology, engine } = rescan;
-    if origin == Origin::Simulated || interval.is_zero() {
-        return std::future::pending().await;
-    }
-    loop {
-        tokio::time::sleep(interval).await;
-        let (origin, options, asked) = (origin.clone(), options.clone(), machine.clone());
-        match tokio::task::spawn_blocking(move || hardware::read(&origin, &options, &asked)).await {
-            Ok(Ok(snapshot)) => apply(&topology, &engine, &machine, topology.update(snapshot)),
-            Ok(Err(error)) => warn!("topology is as before: {error:#}"),
-            Err(error) => warn!(%error, "the topology reader ended by itself"),
-        }
-    }
-}
-
-fn apply(topology: &Topology, engine: &Engine, machine: &Machine, change: Change) {
-    let Change::Replanned(replan) = change else { return };
-    info!(generation = topology.current().generation(), "the host has changed");
-    for moved in &replan.moved {
-        info!(gpu = moved.gpu, from = moved.from.join(","), to = moved.to.join(","), "gpu has other nics");
-    }
-    if replan.better.is_some() {
-        info!("another pairing would be better than the one in force");
-    }
-    engine.update_plan(hardware::host_plan(topology, &[], machine));
 }

@@ -8,6 +8,7 @@ mod gpus;
 mod hardware;
 mod logging;
 mod notify;
+mod rescan;
 mod runtime_dir;
 mod sockets;
 mod worker;
@@ -24,7 +25,7 @@ use tracing::{info, warn};
 
 use crate::arguments::{Arguments, Hidden};
 use crate::config::Config;
-use crate::daemon::Rescan;
+use crate::rescan::Rescan;
 use crate::runtime_dir::RuntimeDir;
 use crate::sockets::Activated;
 

@@ -1,0 +1,133 @@
+//! Keeps an eye on the host: reads it again at each interval, and puts what has changed in force.
+
+use std::time::Duration;
+
+use gdrd_engine::Engine;
+use gdrd_server::{Change, Topology};
+use gdrd_topology::assemble::ReadOptions;
+use tracing::{info, warn};
+
+use crate::hardware::{self, Machine, Origin};
+
+/// What keeps an eye on the host.
+#[derive(Debug)]
+pub(crate) struct Rescan {
+    /// Where it is read.
+    pub(crate) origin: Origin,
+    /// What this machine has beside its topology.
+    pub(crate) machine: Machine,
+    /// How it is read.
+    pub(crate) options: ReadOptions,
+    /// How often; zero for never.
+    pub(crate) interval: Duration,
+    /// Where it is put in force.
+    pub(crate) topology: Topology,
+    /// Who follows it.
+    pub(crate) engine: Engine,
+}
+
+impl Rescan {
+    /// Runs for ever; wakes for nothing where the host cannot change or nobody wants it read.
+    pub(crate) async fn run(self) {
+        if self.origin == Origin::Simulated || self.interval.is_zero() {
+            return std::future::pending().await;
+        }
+        loop {
+            tokio::time::sleep(self.interval).await;
+            self.once().await;
+        }
+    }
+
+    /// Reads the host again. What cannot be read leaves everything as it is.
+    async fn once(&self) {
+        let (origin, options, machine) = (self.origin.clone(), self.options.clone(), self.machine.clone());
+        match tokio::task::spawn_blocking(move || hardware::read(&origin, &options, &machine)).await {
+            Ok(Ok(snapshot)) => self.apply(self.topology.update(snapshot)),
+            Ok(Err(error)) => warn!("topology is as before: {error:#}"),
+            Err(error) => warn!(%error, "the topology reader ended by itself"),
+        }
+    }
+
+    fn apply(&self, change: Change) {
+        let Change::Replanned(replan) = change else { return };
+        info!(generation = self.topology.current().generation(), "the host has changed");
+        for moved in &replan.moved {
+            info!(gpu = moved.gpu, from = moved.from.join(","), to = moved.to.join(","), "gpu has other nics");
+        }
+        if replan.better.is_some() {
+            info!("another pairing would be better than the one in force");
+        }
+        self.engine.update_plan(hardware::host_plan(&self.topology, &[], &self.machine));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use gdrd_engine::{EngineConfig, Hardware, MemoryKind};
+    use gdrd_topology::model::Host;
+    use gdrd_topology::plan::PlanOptions;
+    use gdrd_topology::profile;
+    use gdrd_topology::sysfs::build::build;
+
+    use super::*;
+
+    fn host() -> Host {
+        profile::builtin("dgx-a100").expect("a built-in profile").host
+    }
+
+    fn rescan(root: &Path) -> Rescan {
+        let (origin, options, machine) =
+            (Origin::Captured(root.to_owned()), ReadOptions::default(), Machine::default());
+        let snapshot = hardware::read(&origin, &options, &machine).expect("a tree");
+        let topology = Topology::new(snapshot, PlanOptions::default());
+        let hardware = Hardware {
+            gpu_memory: None,
+            gpu_memory_kind: MemoryKind::CudaPosixFd,
+            gpu_facts: None,
+            hcas: Vec::new(),
+            plan: hardware::host_plan(&topology, &[], &machine),
+        };
+        let engine = Engine::start(EngineConfig::default(), hardware).expect("it starts");
+        Rescan { origin, machine, options, interval: Duration::ZERO, topology, engine }
+    }
+
+    #[tokio::test]
+    async fn unchanged_host_stays_the_first_generation() {
+        let folder = tempfile::tempdir().expect("a folder");
+        build(&host(), folder.path()).expect("a tree");
+        let rescan = rescan(folder.path());
+        rescan.once().await;
+        assert_eq!(rescan.topology.current().generation(), 1);
+    }
+
+    #[tokio::test]
+    async fn nic_that_is_gone_gives_the_next_generation_and_another_pairing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        build(&host(), folder.path()).expect("a tree");
+        let rescan = rescan(folder.path());
+        let first = rescan.topology.current().plan().gpus.first().expect("a gpu").assigned.clone();
+        let mut less = host();
+        less.hcas.retain(|hca| !first.contains(&hca.name));
+        let changed = folder.path().join("changed");
+        std::fs::create_dir(&changed).expect("a folder");
+        build(&less, &changed).expect("a tree");
+        let rescan = Rescan { origin: Origin::Captured(changed), ..rescan };
+        rescan.once().await;
+        assert_eq!(rescan.topology.current().generation(), 2);
+        let plan = rescan.engine.plan();
+        assert_eq!(plan.generation, 2, "the engine follows");
+        assert!(plan.gpus.first().is_some_and(|gpu| !gpu.hcas.is_empty() && gpu.hcas != first));
+    }
+
+    #[tokio::test]
+    async fn host_that_cannot_be_read_changes_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        build(&host(), folder.path()).expect("a tree");
+        let rescan = rescan(folder.path());
+        let rescan = Rescan { origin: Origin::Captured(folder.path().join("gone")), ..rescan };
+        rescan.once().await;
+        assert_eq!(rescan.topology.current().generation(), 1);
+    }
+}
