@@ -219,6 +219,8 @@ impl QueuePair {
             if since.get_or_insert_with(Instant::now).elapsed() > patience {
                 return Ok(None);
             }
+            // Where the broker shares this CPU, it can only work when we let it.
+            std::thread::yield_now();
         }
     }
 
