@@ -77,6 +77,12 @@ pub enum PeerError {
         /// Its pid.
         pid: i32,
     },
+    /// The process runs, but `/proc` does not show it.
+    #[error("peer process {pid} is hidden from the daemon; mount /proc without hidepid, or with a gid= that it is in")]
+    Hidden {
+        /// Its pid.
+        pid: i32,
+    },
     /// A file of `/proc/PID` could not be read.
     #[error("{path} of the peer: {source}")]
     Proc {
@@ -114,8 +120,11 @@ impl Peer {
             return Ok(Self { credentials, groups: vec![credentials.gid], scope: String::new(), pidfd: None });
         };
         let pidfd = open_pidfd(socket, pid, &credentials)?;
-        let status = ProcStatus::parse(&read_proc(credentials.pid, "status", MAX_STATUS_TEXT_BYTES)?);
-        let cgroup = read_proc(credentials.pid, "cgroup", MAX_CGROUP_TEXT_BYTES)?;
+        let read = |name, limit_bytes| {
+            read_proc(credentials.pid, name, limit_bytes).map_err(|error| hidden_if_running(error, pidfd.as_fd()))
+        };
+        let status = ProcStatus::parse(&read("status", MAX_STATUS_TEXT_BYTES)?);
+        let cgroup = read("cgroup", MAX_CGROUP_TEXT_BYTES)?;
         // The second check: a pid is not reused before its process ended, and an ended process is a readable pidfd.
         if has_ended(pidfd.as_fd()) {
             return Err(PeerError::Gone { pid: credentials.pid });
@@ -149,6 +158,14 @@ fn open_pidfd(socket: BorrowedFd<'_>, pid: Pid, credentials: &Credentials) -> Re
         }
         Err(Errno::ESRCH | Errno::EINVAL | Errno::ENODATA) => Err(gone()),
         Err(errno) => Err(PeerError::Socket(errno)),
+    }
+}
+
+/// Files that are missing although the process runs are kept from us (hidepid= of proc(5)).
+fn hidden_if_running(error: PeerError, pidfd: BorrowedFd<'_>) -> PeerError {
+    match error {
+        PeerError::Gone { pid } if !has_ended(pidfd) => PeerError::Hidden { pid },
+        other => other,
     }
 }
 
@@ -207,6 +224,13 @@ mod tests {
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("not reaped yet");
         child.wait().expect("it ends");
         assert!(has_ended(pidfd.as_fd()));
+        assert!(matches!(hidden_if_running(PeerError::Gone { pid: 7 }, pidfd.as_fd()), PeerError::Gone { pid: 7 }));
+    }
+
+    #[test]
+    fn running_process_without_files_is_hidden() {
+        let own = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).expect("this process");
+        assert!(matches!(hidden_if_running(PeerError::Gone { pid: 7 }, own.as_fd()), PeerError::Hidden { pid: 7 }));
     }
 
     #[test]
