@@ -119,6 +119,17 @@ Example:
     Stats(Stats),
     /// Show what the daemon is, which backends it has, and why others are absent
     Status,
+    /// Have the daemon let go of GPUs, or serve them again: for root and gdrd-admin
+    #[command(
+        after_help = "Leases on a drained GPU are revoked and nothing new is lent there; a revoked lease keeps its memory
+until its holder releases it. The daemon then has no process and no device file of the GPU open.
+
+Examples:
+  gdrctl drain GPU0
+  gdrctl drain --all
+  gdrctl drain GPU0 --resume"
+    )]
+    Drain(Drain),
     /// Measure leases, latency, bandwidth and idle cost against floors of the same run
     #[command(
         after_help = "It leases buffers and makes queue pairs at the daemon it finds, so run it on an idle host or on a
@@ -138,6 +149,21 @@ Examples:
     Completions(Completions),
     /// Write the manual pages
     Man(Man),
+}
+
+/// Which GPUs to drain.
+#[derive(Debug, Clone, Args)]
+#[command(group = clap::ArgGroup::new("which").required(true).args(["gpu", "all"]))]
+pub(crate) struct Drain {
+    /// The GPU, by name, UUID or PCI address
+    #[arg(value_name = "GPU")]
+    pub(crate) gpu: Option<String>,
+    /// All GPUs
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Serve them again
+    #[arg(long)]
+    pub(crate) resume: bool,
 }
 
 /// Where the topology comes from.

@@ -130,6 +130,19 @@ impl Client {
         Ok(answer.await?.stats)
     }
 
+    /// Has the daemon let go of a GPU (name, UUID or BDF; empty for all), or serve it again, and returns the UUIDs. For
+    /// root and gdrd-admin.
+    ///
+    /// # Errors
+    /// As [`Client::status`]; [`ClientError::Refused`] for others and for an unknown GPU.
+    pub async fn drain(&self, gpu: &str, resume: bool) -> Result<Vec<String>, ClientError> {
+        let request = v1::DrainRequest { gpu: gpu.to_owned(), resume };
+        let answer = self.ask("Host.Drain", request, async |channel, request| {
+            HostClient::new(channel).drain(request).await
+        });
+        Ok(answer.await?.gpu_uuids)
+    }
+
     /// The current topology and plan.
     ///
     /// # Errors

@@ -235,6 +235,24 @@ impl Engine {
         self.runtime().refresh_gpus();
     }
 
+    /// Drains a GPU (by name, UUID or BDF; empty for all) for an administrator: leases on it are revoked, pools given up
+    /// and the driver let go of, until it is resumed. A revoked lease keeps its memory until its holders release it.
+    /// Returns the GPUs. Blocks on the driver.
+    ///
+    /// # Errors
+    /// `NotAdmin`, `UnknownGpu`, `Absent`, `SessionEnded`, `ShuttingDown`.
+    pub fn drain_gpus(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
+        self.runtime().drain_gpus(viewer, gpu)
+    }
+
+    /// Serves drained GPUs again, unless they are lost.
+    ///
+    /// # Errors
+    /// As [`Engine::drain_gpus`].
+    pub fn resume_gpus(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
+        self.runtime().resume_gpus(viewer, gpu)
+    }
+
     /// Counters and gauges now.
     #[must_use]
     pub fn stats(&self) -> Vec<Stat> {

@@ -49,6 +49,25 @@ pub trait GpuMemory: Send + Sync {
     /// # Errors
     /// `UnknownGpu`, `BadLength`, `OutOfMemory`, `Lost`, `Driver`.
     fn allocate(&self, gpu: &GpuUuid, len_bytes: u64) -> Result<Box<dyn GpuAllocation>, GpuMemoryError>;
+
+    /// Lets go of the device: ends what holds its files open, and refuses calls as `Lost` until [`GpuMemory::resume`].
+    /// Allocations stay with their fds. A backend that holds nothing does nothing.
+    ///
+    /// # Errors
+    /// `UnknownGpu`.
+    fn drain(&self, gpu: &GpuUuid) -> Result<(), GpuMemoryError> {
+        let _ = gpu;
+        Ok(())
+    }
+
+    /// Serves a drained GPU again.
+    ///
+    /// # Errors
+    /// `UnknownGpu`.
+    fn resume(&self, gpu: &GpuUuid) -> Result<(), GpuMemoryError> {
+        let _ = gpu;
+        Ok(())
+    }
 }
 
 /// One exported allocation. Dropping it ends this process's hold; the memory lives on while anyone

@@ -27,6 +27,7 @@ pub(crate) fn checks() -> Vec<Check> {
         check("a post waits for long work on a stream and sends its result", posts_wait_for_the_stream),
         check("a session without proof of the gpu is refused", proof_is_asked_for),
         check("200 killed clients leave no memory behind", killed_clients_leave_nothing),
+        check("gdrctl's drain frees the device and its memory", drain_frees_all),
         check("an idle daemon holds no device file but what leases need", idle_daemon_holds_no_device),
     ]
 }
@@ -192,6 +193,27 @@ fn killed_clients_leave_nothing(host: &Host) -> anyhow::Result<()> {
     }
     wait_for("the workers' end", || Ok(workers_of(daemon.pid())?.is_empty()))?;
     host.wait_for_used_mib(before + SLACK_MIB)
+}
+
+fn drain_frees_all(host: &Host) -> anyhow::Result<()> {
+    let before = host.used_mib()?;
+    let daemon = Daemon::start(host, "")?;
+    let runtime = runtime()?;
+    runtime.block_on(async {
+        let client = connect(&daemon.runtime_dir()).await?;
+        let session = session(&daemon.runtime_dir()).await?;
+        let buffer = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 64 * MIB)).await?;
+        ensure!(client.drain("", false).await? == [host.gpu.uuid.clone()], "another gpu was drained");
+        let refused = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 64 * MIB)).await;
+        ensure!(refused.is_err(), "a drained gpu is lent");
+        buffer.release().await?;
+        ensure!(workers_of(daemon.pid())?.is_empty(), "a worker is left");
+        wait_for("the daemon to let go", || Ok(driver_files_of(daemon.pid())?.is_empty()))?;
+        host.wait_for_used_mib(before + SLACK_MIB)?;
+        client.drain(&host.gpu.uuid, true).await?;
+        let _again = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 64 * MIB)).await?;
+        Ok(())
+    })
 }
 
 fn idle_daemon_holds_no_device(host: &Host) -> anyhow::Result<()> {

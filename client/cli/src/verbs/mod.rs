@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod buffers;
 pub(crate) mod capture;
 pub(crate) mod completions;
+pub(crate) mod drain;
 pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod man;

@@ -99,27 +99,6 @@ impl WorkerPool {
         Self { slots: gpus.into_iter().map(slot).collect(), known: Arc::default() }
     }
 
-    /// Ends the worker of a GPU and refuses calls until [`WorkerPool::resume`]. What is allocated stays with its fds.
-    ///
-    /// # Errors
-    /// `UnknownGpu`.
-    pub fn drain(&self, gpu: &GpuUuid) -> Result<(), GpuMemoryError> {
-        let slot = self.slot(gpu)?;
-        let mut state = lock(&slot.state);
-        state.drained = true;
-        state.stop();
-        Ok(())
-    }
-
-    /// Serves a drained GPU again.
-    ///
-    /// # Errors
-    /// `UnknownGpu`.
-    pub fn resume(&self, gpu: &GpuUuid) -> Result<(), GpuMemoryError> {
-        lock(&self.slot(gpu)?.state).drained = false;
-        Ok(())
-    }
-
     fn slot(&self, gpu: &GpuUuid) -> Result<&Arc<Slot>, GpuMemoryError> {
         let found = self.slots.iter().find(|slot| slot.gpu == *gpu);
         found.ok_or_else(|| GpuMemoryError::UnknownGpu { uuid: gpu.0.clone() })
@@ -158,6 +137,19 @@ impl GpuMemory for WorkerPool {
         let memory = Arc::new(Memory::new(slot, &self.known, len_bytes, (memory, fds.next()), (epoch, id)));
         self.known.insert(&memory);
         Ok(Box::new(Allocation(memory)))
+    }
+
+    fn drain(&self, gpu: &GpuUuid) -> Result<(), GpuMemoryError> {
+        let slot = self.slot(gpu)?;
+        let mut state = lock(&slot.state);
+        state.drained = true;
+        state.stop();
+        Ok(())
+    }
+
+    fn resume(&self, gpu: &GpuUuid) -> Result<(), GpuMemoryError> {
+        lock(&self.slot(gpu)?.state).drained = false;
+        Ok(())
     }
 }
 

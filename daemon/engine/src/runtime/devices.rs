@@ -9,7 +9,7 @@ use gdrd_hal::{GpuFact, GpuFacts, GpuHealth, GpuUuid, HcaEvent};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
-use super::Runtime;
+use super::{Runtime, lock};
 use crate::broker::BrokerEvent;
 use crate::core::{HcaIndex, Host, Input};
 use crate::ids::DeviceNumber;
@@ -121,6 +121,9 @@ impl Runtime {
         for fact in facts_of(self.gpu_facts.as_deref()) {
             let index = self.state().core.host().gpu_by_uuid(&fact.uuid);
             let Some(gpu) = index else { continue };
+            if lock(&self.drained).contains(&fact.uuid) {
+                continue;
+            }
             match fact.health {
                 GpuHealth::Healthy => self.input(Input::GpuHealthy { gpu }),
                 GpuHealth::Lost(message) => self.input(Input::GpuLost { gpu, message }),

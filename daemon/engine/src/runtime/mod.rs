@@ -10,6 +10,7 @@
 //! Must not know: why anything is decided. It never looks at a lease to choose what to do.
 
 mod devices;
+mod drain;
 mod executor;
 mod failure;
 mod host_memory;
@@ -21,7 +22,7 @@ mod timer;
 mod view;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -64,6 +65,8 @@ pub(crate) struct Runtime {
     broker: Broker,
     gpu_memory: Option<Arc<dyn GpuMemory>>,
     gpu_facts: Option<Arc<dyn GpuFacts>>,
+    /// GPUs that an administrator has drained.
+    drained: Mutex<BTreeSet<gdrd_hal::GpuUuid>>,
     hcas: Vec<Arc<dyn Hca>>,
     nodes: BTreeMap<DeviceNumber, gdrd_hal::GpuUuid>,
     plan: Mutex<Arc<HostPlan>>,
@@ -113,6 +116,7 @@ impl Runtime {
             broker,
             gpu_memory: hardware.gpu_memory,
             gpu_facts: hardware.gpu_facts,
+            drained: Mutex::default(),
             hcas: hardware.hcas,
             nodes,
             plan: Mutex::new(Arc::new(hardware.plan)),

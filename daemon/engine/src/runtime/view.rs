@@ -23,7 +23,7 @@ use crate::stats::Stat;
 const NAME_RECEIVERS_WITHIN: Duration = Duration::from_secs(1);
 
 impl Runtime {
-    fn seen(&self, core: &crate::core::Core, viewer: &Viewer) -> Result<Seen, EngineError> {
+    pub(super) fn seen(&self, core: &crate::core::Core, viewer: &Viewer) -> Result<Seen, EngineError> {
         match viewer {
             Viewer::Session(session) => core.seen_by(*session),
             Viewer::Peer(peer) if self.config.policy.is_admin(peer) => Ok(Seen::All),

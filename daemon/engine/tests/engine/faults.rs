@@ -125,6 +125,30 @@ fn a_lost_gpu_revokes_its_leases_and_fails_its_acquires_only() {
     let _again = world.acquire(session);
 }
 
+#[test]
+fn a_drained_gpu_revokes_its_leases_and_serves_again_once_resumed() {
+    let world = World::new();
+    let session = world.session(1);
+    let lease = world.lease(session);
+    let refused = world.engine.drain_gpus(&Viewer::Peer(peer(1)), "GPU0").expect_err("no administrator");
+    assert_eq!(refused.reason(), "ADMIN_REQUIRED");
+    let admin = Viewer::Peer(peer(0));
+    let drained = world.engine.drain_gpus(&admin, "GPU0").expect("an administrator drains");
+    assert_eq!(drained.len(), 1);
+    // The driver says that it is healthy, and it is; only it is not ours at present.
+    world.engine.refresh_gpus();
+    let lost = world.try_acquire(session, request("GPU0", MIB)).expect_err("drained");
+    assert!(lost.to_string().contains("drained by an administrator"), "{lost}");
+    assert_eq!(world.engine.open(session, lease).expect_err("revoked").reason(), "LEASE_REVOKED");
+    world.release(session, lease);
+    world.settle();
+    assert_eq!(world.gpu_used(0), 0);
+    let _elsewhere = world.try_acquire(session, request("GPU1", MIB)).expect("another gpu");
+    assert_eq!(world.engine.resume_gpus(&admin, "").expect("an administrator resumes"), drained);
+    let _again = world.acquire(session);
+    assert!(world.engine.drain_gpus(&admin, "GPU77").is_err());
+}
+
 fn hidden(registrations: &[gdrd_engine::RegistrationInfo]) -> Vec<gdrd_engine::RegistrationInfo> {
     let hide = |r: &gdrd_engine::RegistrationInfo| gdrd_engine::RegistrationInfo {
         rkey: gdrd_engine::RemoteKey(0),

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use gdrd_engine::Engine;
 use gdrd_proto::v1::{self, host_server};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
+use super::caller;
 use crate::admission::Admission;
 use crate::session::version::{DAEMON_VERSION, VERSIONS};
+use crate::status::{of_engine, status};
 use crate::topology::Topology;
 
 /// One hardware backend and whether it is there.
@@ -43,6 +45,10 @@ pub(crate) struct Host {
     pub(crate) session_connections: Arc<Admission>,
 }
 
+fn bug(error: &dyn std::fmt::Display) -> Status {
+    status(Code::Internal, "INTERNAL", error.to_string())
+}
+
 #[tonic::async_trait]
 impl host_server::Host for Host {
     async fn status(&self, _request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
@@ -59,6 +65,17 @@ impl host_server::Host for Host {
             topology_generation: self.topology.current().generation(),
             runtime_dir: self.facts.runtime_dir.clone(),
         }))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
+        let viewer = caller::viewer(&self.engine, &request)?;
+        let v1::DrainRequest { gpu, resume } = request.into_inner();
+        let engine = self.engine.clone();
+        let call = move || if resume { engine.resume_gpus(&viewer, &gpu) } else { engine.drain_gpus(&viewer, &gpu) };
+        // It waits for the end of the driver's processes.
+        let done = tokio::task::spawn_blocking(call).await;
+        let gpus = done.map_err(|error| bug(&error))?.map_err(|refusal| of_engine(&refusal))?;
+        Ok(Response::new(v1::DrainResponse { gpu_uuids: gpus.into_iter().map(|uuid| uuid.0).collect() }))
     }
 
     async fn stats(&self, _request: Request<v1::StatsRequest>) -> Result<Response<v1::StatsResponse>, Status> {
