@@ -137,9 +137,8 @@ impl Client {
     /// As [`Client::status`]; [`ClientError::Refused`] for others and for an unknown GPU.
     pub async fn drain(&self, gpu: &str, resume: bool) -> Result<Vec<String>, ClientError> {
         let request = v1::DrainRequest { gpu: gpu.to_owned(), resume };
-        let answer = self.ask("Host.Drain", request, async |channel, request| {
-            HostClient::new(channel).drain(request).await
-        });
+        let answer =
+            self.ask("Host.Drain", request, async |channel, request| HostClient::new(channel).drain(request).await);
         Ok(answer.await?.gpu_uuids)
     }
 

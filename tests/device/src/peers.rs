@@ -58,13 +58,16 @@ async fn hold(folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<()> {
 /// Makes and exports memory each time it is asked to, as a job without a daemon would.
 fn make(gpu: &str, bytes: u64) -> anyhow::Result<()> {
     let gpu = Gpu::open(gpu)?;
+    let mut kept = Vec::new();
     say("ready")?;
     while hear()? == "make" {
         let made = Mapping::create(&gpu, bytes)?;
         let memory = made.export_memory()?;
         say(&memory.as_raw_fd().to_string())?;
-        // Kept until the other side is done with it.
-        hear()?;
+        // Until the other side is done with it; or to the end, so that the driver cannot hand the same memory out again.
+        if hear()? == "keep" {
+            kept.push((made, memory));
+        }
     }
     Ok(())
 }
