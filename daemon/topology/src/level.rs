@@ -75,6 +75,15 @@ impl<'de> Deserialize<'de> for Level {
     }
 }
 
+/// PCI vendor id of Broadcom's switches (PEX88000 and later, LSI's id).
+const BROADCOM: u16 = 0x1000;
+
+/// Device id of a bridge that can be a partition of a Broadcom switch.
+fn partition(bridge: &PciFunction) -> Option<u16> {
+    let is_broadcom = bridge.vendor == Some(BROADCOM) && bridge.subsystem.is_some_and(|(vendor, _)| vendor == BROADCOM);
+    bridge.device.filter(|_| is_broadcom)
+}
+
 /// Where the paths of two functions meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meeting {
@@ -181,6 +190,23 @@ impl Host {
         let main = self.level_by(gpu.bdf, hca.bdf, &gpu.name, &hca.name);
         let direct = gpu.bdf.zip(hca.data_direct).and_then(|(gpu, direct)| self.pci_level(gpu, direct));
         [main, direct].into_iter().flatten().min()
+    }
+
+    /// Whether nothing but the virtual bridges of one physical switch lies between a GPU and an RDMA device.
+    /// Broadcom switches divided into partitions show more than one bridge between their ports, all of one
+    /// device id and with Broadcom's own subsystem vendor (as NCCL has it: `ncclTopoFlattenBcmSwitches`,
+    /// nccl:src/graph/topo.cc).
+    #[must_use]
+    pub fn shares_one_switch(&self, gpu: GpuId, hca: HcaId) -> bool {
+        let ends = self.gpu(gpu).and_then(|gpu| gpu.bdf).zip(self.hca(hca).and_then(|hca| hca.bdf));
+        let Some((a, b)) = ends else { return false };
+        let Some(common) = self.meeting(a, b).and_then(|meeting| meeting.bridge) else { return false };
+        let Some(device) = self.function(common).and_then(partition) else { return false };
+        let is_part = |end: Bdf| {
+            let mut between = self.bridges_above(end).take_while(|bridge| bridge.bdf != common);
+            between.all(|bridge| partition(bridge) == Some(device))
+        };
+        is_part(a) && is_part(b)
     }
 
     /// Level between two RDMA devices; `None` if nothing is known.

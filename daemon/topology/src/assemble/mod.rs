@@ -48,7 +48,15 @@ pub fn assemble(mut raw: RawHost, options: &ReadOptions) -> Host {
     numa_nodes.dedup_by_key(|node| node.id);
     let mut netdevs = raw.netdevs;
     netdevs.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut host = Host { name: raw.name, cpu: raw.cpu, numa_nodes, functions, netdevs, ..Host::default() };
+    let mut host = Host {
+        name: raw.name,
+        cpu: raw.cpu,
+        numa_nodes,
+        functions,
+        netdevs,
+        peer_memory_modules: raw.peer_memory_modules,
+        ..Host::default()
+    };
     let listed = gpus::Listed { facts: &raw.gpus, stated: &raw.stated_gpus, named: raw.named_gpus };
     host.gpus = gpus::find(&host, listed, options, raw.source, &mut warnings);
     host.hcas = match raw.hcas {
@@ -83,8 +91,12 @@ fn netdevs_of(host: &Host, bdf: Option<Bdf>) -> Vec<String> {
 
 fn hcas(host: &Host, listed: Vec<RawHca>, source: SourceKind, warnings: &mut Vec<String>) -> Vec<Hca> {
     let mut hcas: Vec<Hca> = listed.into_iter().map(|raw| hca(host, raw, source, warnings)).collect();
-    // PCI order; the name only orders devices of one function. Those without a function come last, as listed.
-    hcas.sort_by_cached_key(|hca| (hca.bdf.is_none(), hca.bdf, hca.bdf.map(|_| hca.name.clone())));
+    // PCI order, a virtual function at the place of its physical one: addresses of virtual functions differ
+    // between hosts of a kind. The name only orders devices of one function. Those without one come last, as listed.
+    hcas.sort_by_cached_key(|hca| {
+        let physical = hca.bdf.and_then(|bdf| host.function(bdf)).and_then(|function| function.physical_function);
+        (hca.bdf.is_none(), physical.or(hca.bdf), hca.bdf, hca.bdf.map(|_| hca.name.clone()))
+    });
     hcas
 }
 
@@ -120,6 +132,7 @@ fn hca(host: &Host, raw: RawHca, source: SourceKind, warnings: &mut Vec<String>)
         card: None,
         node_guid: raw.node_guid.filter(|guid| *guid != 0),
         sys_image_guid: raw.sys_image_guid.filter(|guid| *guid != 0),
+        has_uverbs: raw.has_uverbs,
         source,
     }
 }

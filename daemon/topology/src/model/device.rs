@@ -106,6 +106,10 @@ pub struct Hca {
     pub node_guid: Option<u64>,
     /// GUID that all functions of one adapter share, where known and not zero.
     pub sys_image_guid: Option<u64>,
+    /// Whether this system can open it by verbs: a container may see devices of which it has no uverbs node.
+    /// `None` if the input does not tell.
+    #[serde(default)]
+    pub has_uverbs: Option<bool>,
     /// Which input listed it.
     pub source: SourceKind,
 }

@@ -86,6 +86,8 @@ pub struct RawHca {
     pub node_guid: Option<u64>,
     /// Adapter GUID.
     pub sys_image_guid: Option<u64>,
+    /// Whether this system can open it (uverbs device); `None` if the input does not tell.
+    pub has_uverbs: Option<bool>,
     /// How it came into the list. `None`: hardware if it has a function, else soft.
     pub origin: Option<HcaOrigin>,
     /// NUMA node, for inputs that tell it apart from the function.

@@ -147,6 +147,8 @@ const UNKNOWN_DISTANCE: u16 = u16::MAX;
 
 fn nearness(host: &Host, gpu: GpuId, hca: HcaId) -> Nearness {
     let level = host.gpu_hca_level(gpu, hca);
+    // Bridges of one physical switch are partitions of it: how many there are says nothing of the way.
+    let level = if host.shares_one_switch(gpu, hca) { Some(Level::Pix) } else { level };
     let numa = match level {
         // Below one switch the node says nothing more, and functions of one card may even disagree.
         Some(Level::Phb | Level::Node | Level::Sys) | None => numa_distance(host, gpu, hca),
@@ -191,6 +193,9 @@ fn exclusion(host: &Host, hca: &Hca, options: &PlanOptions) -> Option<(String, b
             return lasting(format!("the filter `{filter}` leaves it out"));
         }
     }
+    if hca.has_uverbs == Some(false) {
+        return lasting("this system has no uverbs device of it".to_owned());
+    }
     if hca.is_bond_slave {
         let bond = hca.bond.as_deref().unwrap_or("a bond");
         return lasting(format!("it is a slave of {bond}"));
@@ -223,7 +228,7 @@ fn virtual_function(host: &Host, hca: &Hca) -> Option<String> {
     }
     let of = |bdf: Bdf| host.hcas.iter().find(|other| other.bdf == Some(bdf) && !is_soft(other));
     if let Some(physical) = host.function(bdf)?.physical_function {
-        let physical = of(physical)?;
+        let physical = of(physical).filter(|physical| physical.has_uverbs != Some(false))?;
         return Some(format!("it is a virtual function beside its physical one, {}", physical.name));
     }
     let virtual_functions = host.functions.iter().filter(|function| function.physical_function == Some(bdf));

@@ -195,6 +195,7 @@ impl Reader {
             parent_netdev: line.take_name("parent")?,
             node_guid: line.take("node_guid").map(guid).transpose()?,
             sys_image_guid: line.take("sys_image_guid").map(guid).transpose()?,
+            has_uverbs: line.flag("no-uverbs").then_some(false),
             origin: line.take("kind").map(origin).transpose()?,
             numa: numa(line)?.flatten(),
             ..RawHca::default()

@@ -177,7 +177,7 @@ fn write_hca(out: &mut String, hca: &Hca) -> std::fmt::Result {
     let name = encode(&hca.name);
     writeln!(
         out,
-        "hca {name} {}{}{}{}{}{}{}{}",
+        "hca {name} {}{}{}{}{}{}{}{}{}",
         dash(hca.bdf.filter(|_| !is_soft)),
         key("data_direct", hca.data_direct.map(|bdf| bdf.to_string())),
         name_key("sf", hca.sub_function.as_deref()),
@@ -186,6 +186,7 @@ fn write_hca(out: &mut String, hca: &Hca) -> std::fmt::Result {
         key("sys_image_guid", hca.sys_image_guid.map(guid::print)),
         key("kind", kind.map(str::to_owned)),
         key("numa", numa.map(|numa| numa.to_string())),
+        if hca.has_uverbs == Some(false) { " no-uverbs" } else { "" },
     )?;
     for port in &hca.ports {
         let rate = port.rate_gbps.map_or_else(|| "-".to_owned(), |rate| rate.to_string());

@@ -157,6 +157,13 @@ impl Writer<'_> {
                 self.file(&format!("{path}/{name}"), guid::print(value))?;
             }
         }
+        // Which uverbs devices there are only tells something where some device has none.
+        if hca.has_uverbs != Some(false) && self.host.hcas.iter().any(|hca| hca.has_uverbs == Some(false)) {
+            let number = self.host.hcas.iter().position(|other| other.name == hca.name).unwrap_or_default();
+            let folder = format!("sys/class/infiniband_verbs/uverbs{number}");
+            self.folder(&folder)?;
+            self.file(&format!("{folder}/ibdev"), &hca.name)?;
+        }
         hca.ports.iter().try_for_each(|port| self.port(&path, port))
     }
 

@@ -1,5 +1,6 @@
 //! RDMA devices: class/infiniband.
 
+use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 
 use crate::error::TopologyError;
@@ -10,6 +11,8 @@ use crate::sysfs::place::{steps, sub_function};
 use crate::sysfs::tree::Tree;
 
 const CLASS: &str = "sys/class/infiniband";
+const VERBS_CLASS: &str = "sys/class/infiniband_verbs";
+const NODES: &str = "dev/infiniband";
 /// Most ports of one device; verbs numbers them from 1 in 8 bits, real ones have one or two.
 const MAX_PORTS: usize = 64;
 /// Most GID table entries read of one port.
@@ -18,7 +21,26 @@ pub(super) const MAX_GIDS: usize = 1024;
 /// Reads all RDMA devices; `None` if the tree has no class/infiniband.
 pub(super) fn read(tree: &Tree) -> Result<Option<Vec<RawHca>>, TopologyError> {
     let names = tree.list(CLASS)?;
-    Ok(names.map(|names| names.into_iter().map(|name| hca(tree, name)).collect()))
+    let uverbs = uverbs(tree);
+    let read =
+        |name: String| RawHca { has_uverbs: uverbs.as_ref().map(|known| known.contains(&name)), ..hca(tree, name) };
+    Ok(names.map(|names| names.into_iter().map(read).collect()))
+}
+
+/// Devices that this system can open: class/infiniband_verbs names the uverbs device of each, and where
+/// `/dev/infiniband` is there (as on the live host) its node must be too. `None` if the tree names none.
+fn uverbs(tree: &Tree) -> Option<BTreeSet<String>> {
+    let nodes = tree.is_dir(NODES).then(|| tree.list_or_warn(NODES));
+    let mut names = BTreeSet::new();
+    let mut is_known = false;
+    for entry in tree.list_or_warn(VERBS_CLASS) {
+        let Some(name) = tree.text(&format!("{VERBS_CLASS}/{entry}/ibdev")) else { continue };
+        is_known = true;
+        if nodes.as_ref().is_none_or(|nodes| nodes.contains(&entry)) {
+            names.insert(name);
+        }
+    }
+    is_known.then_some(names)
 }
 
 fn hca(tree: &Tree, name: String) -> RawHca {
