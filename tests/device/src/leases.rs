@@ -206,7 +206,8 @@ fn drain_frees_all(host: &Host) -> anyhow::Result<()> {
         ensure!(client.drain("", false).await? == [host.gpu.uuid.clone()], "another gpu was drained");
         let refused = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 64 * MIB)).await;
         ensure!(refused.is_err(), "a drained gpu is lent");
-        buffer.release().await?;
+        // Revoked, it has another generation, which 0 does not ask about.
+        session.release_lease(buffer.lease_id(), 0).await?;
         ensure!(workers_of(daemon.pid())?.is_empty(), "a worker is left");
         wait_for("the daemon to let go", || Ok(driver_files_of(daemon.pid())?.is_empty()))?;
         host.wait_for_used_mib(before + SLACK_MIB)?;
