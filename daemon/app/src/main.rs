@@ -75,15 +75,16 @@ fn configure(arguments: &Arguments) -> anyhow::Result<Config> {
 
 fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     // First of all: it changes the environment, which is safe only while there is one thread.
-    let activated = Activated::take(std::env::var("LISTEN_FDNAMES").ok())?;
+    let variable = |name: &str| std::env::var(name).ok();
+    let activated = Activated::take(variable("LISTEN_FDS"), variable("LISTEN_FDNAMES"))?;
     logging::start(logging::filter(&config.log.filter)?, config.log.format)?;
     let is_root = rustix::process::geteuid().is_root();
     let folder = runtime_dir::locate(arguments.runtime_dir.clone(), |name| std::env::var_os(name), is_root)?;
     let chosen = hardware::choose(arguments, config)?;
     let runtime_dir = RuntimeDir::claim(folder)?;
-    raise_descriptor_limit();
+    let descriptors = raise_descriptor_limit();
 
-    let engine = start_engine(config, chosen.gpu_proof, chosen.hardware)?;
+    let engine = start_engine(config, chosen.gpu_proof, chosen.hardware, descriptors)?;
     let facts = HostFacts {
         backends: chosen.backends,
         sim_profile: chosen.sim_profile,
@@ -122,12 +123,15 @@ fn start_engine(
     config: &Config,
     gpu_proof: gdrd_engine::GpuProof,
     hardware: gdrd_engine::Hardware,
+    descriptors: u32,
 ) -> anyhow::Result<Engine> {
     let (policy, warnings) = config.policy(rustix::process::geteuid().as_raw());
     for warning in warnings {
         info!("{warning}");
     }
-    Engine::start(config.engine(policy, gpu_proof), hardware).context("start the engine")
+    let mut engine = config.engine(policy, gpu_proof);
+    engine.limits.max_descriptors = lendable(descriptors);
+    Engine::start(engine, hardware).context("start the engine")
 }
 
 /// One line on what is served, for the log and for `systemctl status`.
@@ -143,12 +147,19 @@ fn status(facts: &HostFacts, topology: &gdrd_server::Topology) -> String {
     format!("{what}: {} gpus, {} nics, sockets in {}", plan.gpus.len(), plan.nics.len(), facts.runtime_dir)
 }
 
-/// Every lease, ring and session costs descriptors; what the system allows is taken whole.
-fn raise_descriptor_limit() {
+/// Of the descriptors the daemon may have, those that leases, queue pairs and sessions may take: three quarters, so
+/// that anyone can still connect, ask and be refused.
+fn lendable(descriptors: u32) -> u32 {
+    descriptors - descriptors / 4
+}
+
+/// Every lease, ring and session costs descriptors; what the system allows is taken whole. Returns how many that is.
+fn raise_descriptor_limit() -> u32 {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         warn!(%error, "the limit of descriptors stays as it is");
     }
+    getrlimit(Resource::Nofile).current.and_then(|most| u32::try_from(most).ok()).unwrap_or(u32::MAX)
 }

@@ -66,6 +66,9 @@ impl Drop for Made {
     }
 }
 
+/// Most descriptors that are taken over: `FileDescriptorStoreMax=` of the unit and both sockets fit in.
+const MAX_PASSED_FDS: u32 = 65_536;
+
 /// What systemd handed over; either may be missing and is then bound.
 #[derive(Debug, Default)]
 pub(crate) struct Activated {
@@ -78,8 +81,14 @@ impl Activated {
     /// removes those variables for the children.
     ///
     /// # Errors
-    /// `Activation` for an fd that is neither socket, or twice the same.
-    pub(crate) fn take(names: Option<String>) -> Result<Self, SocketError> {
+    /// `Activation` for a count that is none or beyond what systemd passes, an fd that is neither socket, or twice the
+    /// same.
+    pub(crate) fn take(count: Option<String>, names: Option<String>) -> Result<Self, SocketError> {
+        let within = |count: &String| count.parse().is_ok_and(|count: u32| count <= MAX_PASSED_FDS);
+        if let Some(count) = count.filter(|count| !within(count)) {
+            let shown: String = count.chars().take(20).collect();
+            return Err(SocketError::Activation(format!("LISTEN_FDS={shown} is no number from 0 to {MAX_PASSED_FDS}")));
+        }
         let mut fds = ListenFd::from_env();
         let names: Vec<String> = names.unwrap_or_default().split(':').map(str::to_owned).collect();
         let mut activated = Self::default();

@@ -17,6 +17,9 @@ pub enum GpuProof {
 /// Bounds on what clients can make the daemon hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
+    /// Descriptors that buffers, queue pairs and sessions may take together. Default no limit; the daemon sets it
+    /// from its RLIMIT_NOFILE, so that what one tenant leases leaves room for others to connect.
+    pub max_descriptors: u32,
     /// Sessions of all tenants. Default 1024.
     pub max_sessions: u32,
     /// Leases held by one session. Default 4096.
@@ -50,6 +53,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            max_descriptors: u32::MAX,
             max_sessions: 1024,
             max_leases_per_session: 4096,
             max_waiting_acquires_per_session: 64,

@@ -97,7 +97,7 @@ impl Topology {
     /// Puts a new reading in force, as the next generation, unless it shows what is known already.
     pub fn update(&self, mut snapshot: Snapshot) -> Change {
         let before = self.current();
-        if before.snapshot.host == snapshot.host {
+        if before.snapshot.host.is_same_as(&snapshot.host) {
             return Change::None;
         }
         snapshot.generation = before.generation() + 1;

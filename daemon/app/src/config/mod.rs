@@ -37,6 +37,12 @@ pub(crate) enum ConfigError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A folder, FIFO or device.
+    #[error("{}: not a regular file", path.display())]
+    NotAFile {
+        /// What is no file.
+        path: PathBuf,
+    },
     /// The file is longer than any configuration.
     #[error("{}: longer than {MAX_CONFIG_BYTES} bytes", path.display())]
     TooLong {
@@ -74,7 +80,13 @@ impl Config {
     pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
         use std::io::Read as _;
         let failed = |source| ConfigError::Read { path: path.to_owned(), source };
-        let file = std::fs::File::open(path).map_err(failed)?;
+        // Opening a FIFO without NONBLOCK waits for a writer that may never come.
+        let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(|error| failed(error.into()))?;
+        let file = std::fs::File::from(file);
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(ConfigError::NotAFile { path: path.to_owned() });
+        }
         let mut text = String::new();
         file.take(MAX_CONFIG_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
         if u64::try_from(text.len()).is_ok_and(|len_bytes| len_bytes > MAX_CONFIG_BYTES) {

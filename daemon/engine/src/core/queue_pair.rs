@@ -109,6 +109,7 @@ impl Core {
                 return Err(EngineError::Limit { reason, what, whom, limit, used, asked: 1 });
             }
         }
+        self.check_descriptors()?;
         let (port_num, qp_type) = (request.port_num, request.qp_type);
         Ok(NewQueuePair { hca, port_num, qp_type, send_depth, recv_depth })
     }

@@ -26,6 +26,10 @@ pub(crate) struct Session {
     closing: bool,
 }
 
+/// Descriptors that a buffer (memory, its dma-buf, one on its way to a client), a queue pair (ring, doorbell, one on
+/// its way) or a session (socket, pidfd, generation page) keeps open at the most.
+const DESCRIPTORS_PER_OBJECT: u64 = 3;
+
 impl Core {
     pub(super) fn open_session(&mut self, call: CallId, new: NewSession) {
         if let Err(error) = self.may_open_session(&new) {
@@ -66,6 +70,7 @@ impl Core {
             let what = "the limit on sessions";
             Err(EngineError::Limit { reason, what, whom, limit: u64::from(limit), used, asked: 1 })
         };
+        self.check_descriptors()?;
         if self.sessions.len() >= limits.max_sessions as usize {
             return limit("LIMIT_SESSIONS", "the daemon", limits.max_sessions, self.sessions.len() as u64);
         }
@@ -74,6 +79,18 @@ impl Core {
             return limit("QUOTA_SESSIONS", "the tenant", new.quota.max_sessions, u64::from(open));
         }
         Ok(())
+    }
+
+    /// Refuses what would take descriptors that others need to connect.
+    pub(super) fn check_descriptors(&self) -> Result<(), EngineError> {
+        let limit = u64::from(self.settings.limits.max_descriptors);
+        let objects = self.allocations.len() + self.queue_pairs.len() + self.sessions.len();
+        let (used, asked) = (objects as u64 * DESCRIPTORS_PER_OBJECT, DESCRIPTORS_PER_OBJECT);
+        if used + asked <= limit {
+            return Ok(());
+        }
+        let (reason, what, whom) = ("LIMIT_DESCRIPTORS", "the limit on open descriptors", "the daemon");
+        Err(EngineError::Limit { reason, what, whom, limit, used, asked })
     }
 
     /// Makes buffers ready that the configuration names.

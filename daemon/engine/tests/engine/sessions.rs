@@ -243,3 +243,16 @@ fn shutting_down_ends_everything_and_refuses_what_comes_later() {
     assert!(world.try_acquire(opened.session, request("GPU0", MIB)).is_err());
     world.engine.shutdown();
 }
+
+#[test]
+fn one_tenant_cannot_take_the_descriptors_that_others_need_to_connect() {
+    let mut config = config();
+    config.limits.max_descriptors = 12;
+    let world = World::with(config);
+    let hog = world.session(1);
+    let mut wanted = request("GPU0", MIB);
+    wanted.label = "hog".into();
+    let refused = (0..8).find_map(|_| world.try_acquire(hog, wanted.clone()).err()).expect("a limit");
+    assert_eq!(refused.reason(), "LIMIT_DESCRIPTORS");
+    assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
+}

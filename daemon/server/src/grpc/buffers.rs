@@ -66,7 +66,9 @@ impl buffers_server::Buffers for Buffers {
         let v1::DetachRequest { lease_id, ttl } = request.into_inner();
         let ttl =
             ttl.ok_or_else(|| bad_argument("ttl is missing; say how long the lease may live without a session"))?;
-        let ttl = Duration::try_from(ttl).map_err(|_| bad_argument("ttl is negative or not normalised"))?;
+        let normalised = (0..1_000_000_000).contains(&ttl.nanos);
+        let ttl = Duration::try_from(ttl).ok().filter(|_| normalised);
+        let ttl = ttl.ok_or_else(|| bad_argument("ttl is negative or not normalised"))?;
         self.engine.detach(session, LeaseId(lease_id), ttl).map_err(|refusal| of_engine(&refusal))?;
         Ok(Response::new(v1::DetachResponse {}))
     }
