@@ -252,7 +252,8 @@ fn one_tenant_cannot_take_the_descriptors_that_others_need_to_connect() {
     let hog = world.session(1);
     let mut wanted = request("GPU0", MIB);
     wanted.label = "hog".into();
-    let refused = (0..8).find_map(|_| world.try_acquire(hog, wanted.clone()).err()).expect("a limit");
+    let tries: Vec<_> = (0..8).map(|_| world.try_acquire(hog, wanted.clone())).collect();
+    let refused = tries.into_iter().find_map(Result::err).expect("a limit");
     assert_eq!(refused.reason(), "LIMIT_DESCRIPTORS");
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
 }
