@@ -30,7 +30,7 @@ const MAX_CONFIG_BYTES: u64 = 1024 * 1024;
 #[non_exhaustive]
 pub(crate) enum ConfigError {
     /// The file cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("configuration {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
