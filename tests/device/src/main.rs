@@ -1,7 +1,7 @@
 //! Checks on a machine with an NVIDIA GPU. `make device-test` builds and runs them; the binaries also run where they were
 //! carried to, `gdrd` beside this one.
 //!
-//! usage: gdrd-device-test [FILTER] [--measured FILE]
+//! usage: `gdrd-device-test [FILTER] [--measured FILE]`
 //!
 //! Prints a line for each check and ends in one line 'N passed, N failed'. What was measured goes to FILE.
 #![forbid(unsafe_code)]
