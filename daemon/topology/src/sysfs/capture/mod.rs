@@ -1,8 +1,8 @@
 //! A small copy of a sysfs tree to send to others: what the reader of trees asks for and what ACS is judged by,
 //! with all that names the machine replaced.
 //!
-//! Reads through [`Tree`], so that nothing outside the root is opened and every read is bounded; replaces
-//! through [`Pseudonyms`], so that what was equal stays equal. What is not known to be harmless is left out.
+//! Reads as the reader of trees does, so that nothing outside the root is opened and every read is bounded; replaces
+//! by pseudonyms, so that what was equal stays equal. What is not known to be harmless is left out.
 
 mod config_space;
 mod devices;
