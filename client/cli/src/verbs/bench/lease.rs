@@ -38,11 +38,17 @@ pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<
     }])
 }
 
-/// As many buffers as the pool keeps, acquired at once and released at once.
-async fn fill_pool(session: &Session, options: &Bench) -> Result<(), ClientError> {
+/// As many buffers as the pool keeps, acquired at once and released at once. Each is written whole, as a job would: a
+/// simulated GPU has no memory to scrub behind pages that nobody touched.
+async fn fill_pool(session: &Session, options: &Bench) -> anyhow::Result<()> {
+    let content = vec![0x5a; usize::try_from(BUFFER_BYTES)?];
     let mut buffers = Vec::with_capacity(POOL);
     for _ in 0..POOL {
-        buffers.push(session.acquire(AcquireOptions::on_gpu(&options.from, BUFFER_BYTES)).await?);
+        let buffer = session.acquire(AcquireOptions::on_gpu(&options.from, BUFFER_BYTES)).await?;
+        if let Ok(memory) = buffer.memory() {
+            memory.write_from(0, &content)?;
+        }
+        buffers.push(buffer);
     }
     for buffer in buffers {
         buffer.release().await?;
