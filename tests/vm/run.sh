@@ -30,7 +30,7 @@ kernel=$(echo "$VM_DIR"/kernel/boot/vmlinuz-*)
 QEMU_MODULE_DIR=$(unpacked lib/x86_64-linux-gnu/qemu)
 export QEMU_MODULE_DIR
 
-emulator=("$(unpacked lib64/ld-linux-x86-64.so.2)" --library-path "$(libraries)" "$(unpacked bin/qemu-system-x86_64)")
+emulator=(timeout "$limit_s" "$(unpacked lib64/ld-linux-x86-64.so.2)" --library-path "$(libraries)" "$(unpacked bin/qemu-system-x86_64)")
 
 # start NODE: tcg unless the host offers KVM; one CPU a guest, so that two fit a small machine.
 start() {
@@ -56,9 +56,6 @@ start() {
 for ((node = 1; node <= count; node++)); do
   start "$node"
 done
-# Ends the guests when the limit has passed; itself ended by `finish`.
-(sleep "$limit_s" && kill "${pids[@]}") 2>/dev/null &
-watchdog=$!
 
 failed=0
 for ((node = 1; node <= count; node++)); do
@@ -71,6 +68,5 @@ for ((node = 1; node <= count; node++)); do
     tail -n 40 "$work/console$node" "$work/emulator$node" 2>/dev/null || true
   fi
 done
-kill "$watchdog" 2>/dev/null || true
 pids=()
 exit "$failed"
