@@ -4,12 +4,11 @@
 //! client's fd or mapping is no longer counted, unlike on a GPU: the kernel does not tell who
 //! else holds a memfd.
 
-use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use gdrd_hal::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryError, GpuMemoryUsage, GpuUuid};
-use gdrd_shm::{Seals, add_seals};
+use gdrd_shm::{Access, Seals, Segment, add_seals};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -21,11 +20,6 @@ use crate::sync::lock;
 
 /// Granularity of CUDA's virtual memory management, which the simulation keeps.
 pub const GRANULARITY_BYTES: u64 = 2 << 20;
-
-/// Zeros that a scrub writes, many times a call.
-static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
-/// Slices of [`ZEROS`] in one pwritev(2).
-const SCRUB_SLICES: usize = 64;
 
 /// One GPU.
 pub(crate) struct GpuCore {
@@ -160,7 +154,14 @@ impl GpuMemory for SimGpuMemory {
         let booking = gpu.book(len_bytes)?;
         let own = create(&gpu.spec.name, len_bytes).map_err(|errno| gpu.driver("memfd_create", errno))?;
         let shared = reopen(&own).map_err(|errno| gpu.driver("open", errno))?;
-        Ok(Box::new(Allocation { fabric: Arc::clone(&self.fabric), booking, own, shared, has_dma_buf: self.dma_buf }))
+        Ok(Box::new(Allocation {
+            fabric: Arc::clone(&self.fabric),
+            booking,
+            own,
+            shared,
+            mapped: OnceLock::new(),
+            has_dma_buf: self.dma_buf,
+        }))
     }
 }
 
@@ -173,8 +174,8 @@ fn create(gpu_name: &str, len_bytes: u64) -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// A second file description of `own` to hand out. One that a client shares could be given O_APPEND by it, and
-/// then every pwrite(2) of a scrub would fail.
+/// A second file description of `own` to hand out. A client that shares one moves its offset, and then a scrub would
+/// look for pages at the wrong places.
 fn reopen(own: &OwnedFd) -> Result<OwnedFd, Errno> {
     rustix::fs::open(format!("/proc/self/fd/{}", own.as_raw_fd()), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
@@ -185,7 +186,20 @@ struct Allocation {
     /// Never leaves the process.
     own: OwnedFd,
     shared: OwnedFd,
+    /// Made at the first scrub and kept: its pages need not be faulted in again for the next.
+    mapped: OnceLock<Segment>,
     has_dma_buf: bool,
+}
+
+impl Allocation {
+    fn mapped(&self) -> Result<&Segment, Errno> {
+        if let Some(mapped) = self.mapped.get() {
+            return Ok(mapped);
+        }
+        let own = self.own.try_clone().map_err(|_| Errno::MFILE)?;
+        let mapped = Segment::map(own, Access::ReadWrite).map_err(|_| Errno::NOMEM)?;
+        Ok(self.mapped.get_or_init(|| mapped))
+    }
 }
 
 impl GpuAllocation for Allocation {
@@ -208,15 +222,16 @@ impl GpuAllocation for Allocation {
     fn scrub(&self) -> Result<(), GpuMemoryError> {
         let gpu = &self.booking.gpu;
         gpu.admit(&self.fabric, "scrub", Call::Scrub, self.len_bytes())?;
-        overwrite(&self.own, self.len_bytes()).map_err(|errno| gpu.driver("scrub", errno))
+        let mapped = self.mapped().map_err(|errno| gpu.driver("mmap", errno))?;
+        overwrite(&self.own, mapped).map_err(|errno| gpu.driver("scrub", errno))
     }
 }
 
 /// Writes zeros over every page that exists. Pages that were never touched have no content to erase, and
 /// writing them would take memory for nothing.
-fn overwrite(memory: &OwnedFd, len_bytes: u64) -> Result<(), Errno> {
+fn overwrite(memory: &OwnedFd, mapped: &Segment) -> Result<(), Errno> {
     let mut at = 0;
-    while at < len_bytes {
+    while at < mapped.len_bytes() {
         let start = match rustix::fs::seek(memory, SeekFrom::Data(at)) {
             Ok(start) => start,
             // No data up to the end, lseek(2).
@@ -224,23 +239,8 @@ fn overwrite(memory: &OwnedFd, len_bytes: u64) -> Result<(), Errno> {
             Err(errno) => return Err(errno),
         };
         let end = rustix::fs::seek(memory, SeekFrom::Hole(start))?;
-        write_zeros(memory, start, end)?;
+        mapped.zero(start, end - start).map_err(|_| Errno::FAULT)?;
         at = end;
-    }
-    Ok(())
-}
-
-fn write_zeros(memory: &OwnedFd, mut at: u64, end: u64) -> Result<(), Errno> {
-    while at < end {
-        let mut slices = [IoSlice::new(&[]); SCRUB_SLICES];
-        let mut left = end - at;
-        for slice in &mut slices {
-            let len = usize::try_from(left).unwrap_or(usize::MAX).min(ZEROS.len());
-            *slice = IoSlice::new(&ZEROS[..len]);
-            left -= len as u64;
-        }
-        let written = rustix::io::pwritev(memory, &slices, at)?;
-        at += written as u64;
     }
     Ok(())
 }

@@ -18,34 +18,53 @@ const MOST: f64 = 1.5;
 
 pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<Vec<Figure>> {
     let (client, session) = host::open_session(global).await?;
-    fill_pool(&session, options).await?;
-    // The floor is taken on both sides of the rounds, so that a machine that warms up or slows down favours neither.
-    let mut pings = time_pings(&client, options.rounds / 2).await?;
-    let rounds = time_rounds(&session, options).await?;
-    pings.extend(time_pings(&client, options.rounds - options.rounds / 2).await?);
-    let (pings, rounds) = (median(pings), median(rounds));
-    Ok(vec![Figure {
-        name: "acquire + release, of two empty calls",
+    let untouched = against_pings(&client, &session, options, false).await?;
+    let written = against_pings(&client, &session, options, true).await?;
+    Ok(vec![
+        figure("acquire + release, of two empty calls", Some(MOST), "buffers nobody wrote to", untouched, options),
+        figure("the same, every page written before", None, "each round zeroes 2 MiB", written, options),
+    ])
+}
+
+fn figure(name: &'static str, most: Option<f64>, what: &str, found: (Duration, Duration), options: &Bench) -> Figure {
+    let (rounds, pings) = found;
+    Figure {
+        name,
         value: ratio(rounds, pings),
         unit: "×",
-        most: Some(MOST),
+        most,
         note: format!(
-            "medians of {} rounds of 2 MiB back to back, {} against {}",
+            "medians of {} rounds of 2 MiB back to back, {what}, {} against {}",
             options.rounds,
             micros(rounds),
             micros(pings)
         ),
-    }])
+    }
 }
 
-/// As many buffers as the pool keeps, acquired at once and released at once. Each is written whole, as a job would: a
-/// simulated GPU has no memory to scrub behind pages that nobody touched.
-async fn fill_pool(session: &Session, options: &Bench) -> anyhow::Result<()> {
+/// Medians of a round and of two empty calls. The floor is taken on both sides of the rounds, so that a machine that
+/// warms up or slows down favours neither.
+async fn against_pings(
+    client: &Client,
+    session: &Session,
+    options: &Bench,
+    write: bool,
+) -> anyhow::Result<(Duration, Duration)> {
+    fill_pool(session, options, write).await?;
+    let mut pings = time_pings(client, options.rounds / 2).await?;
+    let rounds = time_rounds(session, options).await?;
+    pings.extend(time_pings(client, options.rounds - options.rounds / 2).await?);
+    Ok((median(rounds), median(pings)))
+}
+
+/// As many buffers as the pool keeps, acquired at once and released at once. Written whole, they have pages that each
+/// scrub must zero: a simulated GPU has no memory to scrub behind pages that nobody touched.
+async fn fill_pool(session: &Session, options: &Bench, write: bool) -> anyhow::Result<()> {
     let content = vec![0x5a; usize::try_from(BUFFER_BYTES)?];
     let mut buffers = Vec::with_capacity(POOL);
     for _ in 0..POOL {
         let buffer = session.acquire(AcquireOptions::on_gpu(&options.from, BUFFER_BYTES)).await?;
-        if let Ok(memory) = buffer.memory() {
+        if write && let Ok(memory) = buffer.memory() {
             memory.write_from(0, &content)?;
         }
         buffers.push(buffer);
