@@ -123,7 +123,7 @@ fn bench_measures_every_figure_and_gives_everything_back() {
     let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
     assert_eq!(document["simulated"], "dgx-a100");
     let figures = document["figures"].as_array().expect("a list of figures");
-    assert_eq!(figures.len(), 7, "{figures:?}");
+    assert_eq!(figures.len(), 8, "{figures:?}");
     assert!(figures.iter().all(|figure| figure["value"].as_f64().is_some_and(f64::is_finite)), "{figures:?}");
     assert_eq!(text(&daemon, &["buffers"]), "no buffers are leased\n");
     assert_eq!(text(&daemon, &["queue-pairs"]), "there are no queue pairs\n");
