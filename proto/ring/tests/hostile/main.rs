@@ -5,7 +5,7 @@
 mod driver;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use driver::{Seen, drive};
@@ -72,31 +72,47 @@ impl Random {
 fn a_client_that_scribbles_over_the_whole_segment_meanwhile_ends_its_ring_only() {
     const RINGS: usize = 50;
     const TAKES: usize = 20_000;
+    const SCRIBBLES: usize = 2_000;
     let geometry = Geometry::new(8, 8).unwrap();
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (mut ended, mut taken) = (0, 0);
-    for _ in 0..RINGS {
+    for ring in 0..RINGS {
         let mut broker = BrokerRing::create(geometry).unwrap();
         let client = Segment::map(broker.fd().try_clone_to_owned().unwrap(), Access::ReadWrite).unwrap();
         let stop = AtomicBool::new(false);
+        let scribbles = AtomicUsize::new(0);
         let seed = random.next();
         thread::scope(|scope| {
-            scope.spawn(|| scribble(&client, Random(seed), &stop));
-            let (requests, alive) = consume(&mut broker, TAKES);
-            taken += requests;
+            scope.spawn(|| scribble(&client, Random(seed), &stop, &scribbles));
+            let mut alive = true;
+            // However the two are scheduled, both have had their turns.
+            while alive && scribbles.load(Ordering::Relaxed) < SCRIBBLES {
+                let (requests, open) = consume(&mut broker, TAKES);
+                taken += requests;
+                alive = open;
+            }
             ended += usize::from(!alive);
             stop.store(true, Ordering::Relaxed);
         });
+        // Whether garbage made an impossible index while the broker looked is chance; this one is certain.
+        if ended <= ring {
+            let head = client.load_u32(abi::COMPLETION_TAIL).unwrap();
+            client.write_from(abi::COMPLETION_HEAD, &head.to_ne_bytes()).unwrap();
+            let tail = client.load_u32(abi::SUBMISSION_HEAD).unwrap().wrapping_add(1 << 30);
+            client.write_from(abi::SUBMISSION_TAIL, &tail.to_ne_bytes()).unwrap();
+            ended += usize::from(!consume(&mut broker, TAKES).1);
+        }
         assert!(broker.outstanding(Queue::Send) <= 8 && broker.outstanding(Queue::Receive) <= 8);
         broker.close().unwrap();
     }
-    assert!(ended > 0, "some garbage is an impossible index");
+    assert_eq!(ended, RINGS, "an impossible index ends every ring");
     assert!(taken > RINGS, "some is not: {taken}");
 }
 
 /// Plausible tails and heads among the garbage, so that not every ring ends at its first look.
-fn scribble(client: &Segment, mut random: Random, stop: &AtomicBool) {
+fn scribble(client: &Segment, mut random: Random, stop: &AtomicBool, scribbles: &AtomicUsize) {
     while !stop.load(Ordering::Relaxed) {
+        scribbles.fetch_add(1, Ordering::Relaxed);
         let value = random.next();
         let place = random.next() % (client.len_bytes() / 8) * 8;
         if place < abi::RINGS_OFFSET {
