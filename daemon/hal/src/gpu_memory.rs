@@ -1,7 +1,7 @@
 //! GPU memory by fd, size and UUID. No pointer or context crosses this trait: CUDA lives in a worker process per GPU.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::GpuMemoryError;
 
@@ -33,6 +33,15 @@ pub struct GpuMemoryUsage {
     pub free_bytes: u64,
 }
 
+/// Descriptors of an allocation that outlived the process that made it.
+#[derive(Debug)]
+pub struct KeptMemory {
+    /// As [`GpuAllocation::memory_fd`] gave it.
+    pub memory: OwnedFd,
+    /// As [`GpuAllocation::dma_buf_fd`] gave it.
+    pub dma_buf: Option<OwnedFd>,
+}
+
 /// Allocates GPU memory. All calls may block on the driver.
 pub trait GpuMemory: Send + Sync {
     /// What this backend can do; constant for its life.
@@ -49,6 +58,14 @@ pub trait GpuMemory: Send + Sync {
     /// # Errors
     /// `UnknownGpu`, `BadLength`, `OutOfMemory`, `Lost`, `Driver`.
     fn allocate(&self, gpu: &GpuUuid, len_bytes: u64) -> Result<Box<dyn GpuAllocation>, GpuMemoryError>;
+
+    /// Goes on with an allocation of this GPU that an earlier process made. Its content stays; whether the descriptors are
+    /// what the caller says is found out at the first use at the latest.
+    ///
+    /// # Errors
+    /// `UnknownGpu`, `BadLength`, `OutOfMemory` (a backend that keeps a budget), `Lost`, `Driver`.
+    fn import(&self, gpu: &GpuUuid, len_bytes: u64, kept: KeptMemory)
+    -> Result<Box<dyn GpuAllocation>, GpuMemoryError>;
 
     /// Lets go of the device: ends what holds its files open, and refuses calls as `Lost` until [`GpuMemory::resume`].
     /// Allocations stay with their fds. A backend that holds nothing does nothing.

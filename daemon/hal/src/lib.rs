@@ -20,7 +20,7 @@ mod work;
 pub use error::{GpuMemoryError, HcaError, PostError};
 pub use gpu_bytes::{GpuAtomic, GpuBytes, GpuCopies};
 pub use gpu_facts::{DeviceNumber, GpuFact, GpuFacts, GpuHealth};
-pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid};
+pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid, KeptMemory};
 pub use hca::{
     ACK_TIMEOUT_EXPONENT, Access, AtomicScope, CompletionQueue, CqId, Endpoint, GRH_BYTES, Gid, GidEntry, GidType, Hca,
     HcaCapabilities, HcaEvent, LinkLayer, MemoryRegion, MemorySource, PortAttributes, PortState, ProtectionDomain,

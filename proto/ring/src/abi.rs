@@ -52,6 +52,8 @@ pub const STATE_OPEN: u32 = 0;
 pub const STATE_CLOSED: u32 = 1;
 /// State: the broker found an impossible index and ended this ring.
 pub const STATE_CORRUPT: u32 = 2;
+/// State: the daemon that served the ring is gone. What it published can still be polled; the rest has no known outcome.
+pub const STATE_LOST: u32 = 3;
 
 /// Double words in a [`SubmissionEntry`].
 pub const SUBMISSION_WORDS: usize = 16;

@@ -1,16 +1,16 @@
 //! The daemon's side of a ring. Trusts nothing in the segment: indices, geometry and reservations
 //! are its own, and what it reads is copied once and checked.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use gdrd_shm::{Segment, SegmentOptions, SharedSlots, SharedU32, ShmError, futex_wake};
+use gdrd_shm::{Access, MapOptions, Segment, SegmentOptions, SharedSlots, SharedU32, ShmError, futex_wake};
 use zerocopy::IntoBytes;
 
 use crate::abi::{self, COMPLETION_WORDS, SUBMISSION_WORDS};
 use crate::bell;
-use crate::client::{COMPLETION_NAMES, SUBMISSION_NAMES};
+use crate::client::{COMPLETION_NAMES, MAX_SEGMENT_BYTES, SUBMISSION_NAMES};
 use crate::completion::{Completion, CompletionOpcode};
 use crate::cursor::{Consumer, Producer, Word};
 use crate::error::{Corrupt, NotOutstanding, RingError};
@@ -301,4 +301,19 @@ impl BrokerRing {
         self.wake_client(u32::MAX)?;
         Ok(())
     }
+}
+
+/// Ends a ring of a daemon that is gone, for the client that still maps it: what it posted and did not see end, ends with
+/// OUTCOME_UNKNOWN. Whatever the segment holds, nothing but its own client is affected.
+///
+/// # Errors
+/// [`RingError::Segment`] for what is no segment, or one without a ring's length.
+pub fn end_lost_ring(fd: OwnedFd) -> Result<(), RingError> {
+    let segment = MapOptions::new(Access::ReadWrite).max_len_bytes(MAX_SEGMENT_BYTES).map(fd)?;
+    // (state) release, as in `close`.
+    segment.atomic_u32(abi::STATE)?.store(abi::STATE_LOST, Ordering::Release);
+    let wakes = SharedU32::new(&Arc::new(segment), abi::WAKE_COUNT)?;
+    wakes.fetch_add(1, Ordering::Release);
+    futex_wake(&wakes, u32::MAX)?;
+    Ok(())
 }

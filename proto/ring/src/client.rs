@@ -15,11 +15,12 @@ use crate::cursor::{Consumer, Names, Producer, Word};
 use crate::error::{Corrupt, OpenError, RingError, SubmitError};
 use crate::geometry::{Geometry, MAX_DEPTH};
 use crate::submission::{Queue, Submission};
+use crate::unanswered::Unanswered;
 
 pub(crate) const SUBMISSION_NAMES: Names = Names { tail: "submission tail", head: "submission head" };
 pub(crate) const COMPLETION_NAMES: Names = Names { tail: "completion tail", head: "completion head" };
 /// Longest segment that a geometry can give.
-const MAX_SEGMENT_BYTES: u64 = match Geometry::new(MAX_DEPTH, MAX_DEPTH) {
+pub(crate) const MAX_SEGMENT_BYTES: u64 = match Geometry::new(MAX_DEPTH, MAX_DEPTH) {
     Ok(geometry) => geometry.segment_len_bytes(),
     Err(_) => 0,
 };
@@ -51,6 +52,7 @@ pub struct ClientRing {
     sq_posted: u32,
     sq_retired: u32,
     rq_used: u32,
+    unanswered: Unanswered,
 }
 
 impl ClientRing {
@@ -96,6 +98,7 @@ impl ClientRing {
             sq_posted: 0,
             sq_retired: 0,
             rq_used: 0,
+            unanswered: Unanswered::new(geometry),
             geometry,
             segment,
         })
@@ -138,6 +141,7 @@ impl ClientRing {
             return Err(SubmitError::Closed);
         }
         self.submissions.stage(&words);
+        self.unanswered.posted(submission);
         match queue {
             Queue::Send => self.sq_posted = self.sq_posted.wrapping_add(1),
             Queue::Receive => self.rq_used += 1,
@@ -170,21 +174,52 @@ impl ClientRing {
         }
     }
 
-    /// The next completion, if one is there. In the order in which the broker ended the requests.
+    /// The next completion, if one is there. In the order in which the broker ended the requests. When the daemon that
+    /// served the ring is gone, what it left unanswered ends here, each request with [`Status::OutcomeUnknown`].
+    ///
+    /// [`Status::OutcomeUnknown`]: crate::Status::OutcomeUnknown
     ///
     /// # Errors
     /// [`Corrupt`] when the broker's index is impossible.
     #[inline]
     pub fn poll(&mut self) -> Result<Option<Completion>, Corrupt> {
-        let Some(words) = self.completions.take()? else {
-            return Ok(None);
-        };
+        match self.completions.take()? {
+            Some(words) => Ok(Some(self.answered(words))),
+            None if self.is_lost() => self.poll_lost(),
+            None => Ok(None),
+        }
+    }
+
+    #[inline]
+    fn answered(&mut self, words: [u64; COMPLETION_WORDS]) -> Completion {
         let (completion, sq_retired) = Completion::decode(words);
+        self.unanswered.ended(Queue::Send, sq_retired.wrapping_sub(self.sq_retired));
         self.sq_retired = sq_retired;
         if completion.opcode.queue() == Queue::Receive {
+            self.unanswered.ended(Queue::Receive, 1);
             self.rq_used = self.rq_used.saturating_sub(1);
         }
-        Ok(Some(completion))
+        completion
+    }
+
+    /// What was published before the ring was lost comes first: it is visible now that the state was seen.
+    #[cold]
+    fn poll_lost(&mut self) -> Result<Option<Completion>, Corrupt> {
+        if let Some(words) = self.completions.take()? {
+            return Ok(Some(self.answered(words)));
+        }
+        let given_up = self.unanswered.give_up_one();
+        match given_up.map(|completion| completion.opcode.queue()) {
+            Some(Queue::Send) => self.sq_retired = self.sq_retired.wrapping_add(1),
+            Some(Queue::Receive) => self.rq_used = self.rq_used.saturating_sub(1),
+            None => {}
+        }
+        Ok(given_up)
+    }
+
+    fn is_lost(&self) -> bool {
+        // (state) acquire: shows the completions published before the end.
+        Word::load(&self.state, Ordering::Acquire) == abi::STATE_LOST
     }
 
     /// The next completion, sleeping until there is one or `timeout` is over (for ever with

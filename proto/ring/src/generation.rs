@@ -5,10 +5,11 @@
 //! rises, so none repeats within a slot. What a client reads is a hint to itself: the daemon checks
 //! each request against its own copy.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use gdrd_shm::{Access, MapOptions, Seals, Segment, SegmentOptions, ShmError};
+use gdrd_shm::{Access, MapOptions, Segment, SegmentOptions, ShmError};
+use rustix::fs::{Mode, OFlags};
 
 use crate::error::{GenerationError, OpenError};
 
@@ -41,7 +42,8 @@ pub struct GenerationWriter {
 }
 
 impl GenerationWriter {
-    /// A page of `slots`, all at 0. Later mappings by anyone are read-only (`F_SEAL_FUTURE_WRITE`).
+    /// A page of `slots`, all at 0. It has no seal against later writers, since a daemon that takes over must be one:
+    /// clients get [`GenerationWriter::client_fd`], and the file's mode keeps other users from opening it anew.
     ///
     /// # Errors
     /// [`GenerationError::NoSuchSlot`] for no slots or more than [`MAX_SLOTS`],
@@ -50,19 +52,40 @@ impl GenerationWriter {
         if slots == 0 || slots > MAX_SLOTS {
             return Err(GenerationError::NoSuchSlot { slot: slots, slots: MAX_SLOTS });
         }
-        let segment = SegmentOptions::new(len_bytes(slots))
-            .seals(Seals::SHRINK | Seals::GROW | Seals::FUTURE_WRITE | Seals::SEAL)
-            .create("gdrd-generations")?;
+        let segment = SegmentOptions::new(len_bytes(slots)).create("gdrd-generations")?;
+        // memfds are born open to all, and could be opened through /proc for writing.
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::fchmod(segment.fd(), mode).map_err(kernel("fchmod", segment.len_bytes()))?;
         segment.write_from(0, &GENERATION_MAGIC.to_ne_bytes())?;
         segment.write_from(VERSION_OFFSET, &GENERATION_PAGE_VERSION.to_ne_bytes())?;
         segment.write_from(SLOTS_OFFSET, &slots.to_ne_bytes())?;
         Ok(Self { segment, slots })
     }
 
-    /// The descriptor to send to clients.
+    /// Goes on with a page that an earlier daemon made and kept.
+    ///
+    /// # Errors
+    /// As [`GenerationReader::open`].
+    pub fn adopt(fd: OwnedFd) -> Result<Self, OpenError> {
+        let (segment, slots) = open(fd, Access::ReadWrite)?;
+        Ok(Self { segment, slots })
+    }
+
+    /// The page itself, to be kept for the next daemon and shown to nobody else.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.segment.fd()
+    }
+
+    /// The descriptor to send to a client: a description of its own that reads only, and so cannot be mapped for
+    /// writing (mmap(2), EACCES).
+    ///
+    /// # Errors
+    /// [`GenerationError::Segment`] when the process has no descriptor left.
+    pub fn client_fd(&self) -> Result<OwnedFd, GenerationError> {
+        let path = format!("/proc/self/fd/{}", self.segment.fd().as_raw_fd());
+        let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        Ok(opened.map_err(kernel("open", self.segment.len_bytes()))?)
     }
 
     /// Slots of the page.
@@ -125,21 +148,7 @@ impl GenerationReader {
     /// # Errors
     /// [`OpenError`]: no generation page, another version, or too short.
     pub fn open(fd: OwnedFd) -> Result<Self, OpenError> {
-        let segment =
-            MapOptions::new(Access::ReadOnly).max_len_bytes(len_bytes(MAX_SLOTS)).map(fd).map_err(segment_error)?;
-        let magic = segment.load_u64(0).map_err(segment_error)?;
-        if magic != GENERATION_MAGIC {
-            return Err(OpenError::NotOurs { what: WHAT, found: magic });
-        }
-        let version = segment.load_u32(VERSION_OFFSET).map_err(segment_error)?;
-        if version != GENERATION_PAGE_VERSION {
-            return Err(OpenError::Version { what: WHAT, found: version, known: GENERATION_PAGE_VERSION });
-        }
-        let slots = segment.load_u32(SLOTS_OFFSET).map_err(segment_error)?;
-        let (needed, found) = (len_bytes(slots), segment.len_bytes());
-        if needed != found {
-            return Err(OpenError::Size { what: WHAT, needed, found });
-        }
+        let (segment, slots) = open(fd, Access::ReadOnly)?;
         Ok(Self { segment, slots })
     }
 
@@ -163,4 +172,27 @@ impl GenerationReader {
 
 fn segment_error(source: ShmError) -> OpenError {
     OpenError::Segment { what: WHAT, source }
+}
+
+/// Maps a page and checks its header.
+fn open(fd: OwnedFd, access: Access) -> Result<(Segment, u32), OpenError> {
+    let segment = MapOptions::new(access).max_len_bytes(len_bytes(MAX_SLOTS)).map(fd).map_err(segment_error)?;
+    let magic = segment.load_u64(0).map_err(segment_error)?;
+    if magic != GENERATION_MAGIC {
+        return Err(OpenError::NotOurs { what: WHAT, found: magic });
+    }
+    let version = segment.load_u32(VERSION_OFFSET).map_err(segment_error)?;
+    if version != GENERATION_PAGE_VERSION {
+        return Err(OpenError::Version { what: WHAT, found: version, known: GENERATION_PAGE_VERSION });
+    }
+    let slots = segment.load_u32(SLOTS_OFFSET).map_err(segment_error)?;
+    let (needed, found) = (len_bytes(slots), segment.len_bytes());
+    if needed != found {
+        return Err(OpenError::Size { what: WHAT, needed, found });
+    }
+    Ok((segment, slots))
+}
+
+fn kernel(call: &'static str, len_bytes: u64) -> impl Fn(rustix::io::Errno) -> ShmError {
+    move |source| ShmError::Kernel { call, len_bytes, source }
 }

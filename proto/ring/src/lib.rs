@@ -30,9 +30,10 @@ mod geometry;
 mod model;
 mod refusal_reason;
 mod submission;
+mod unanswered;
 
 pub use abi::{INLINE_MAX_BYTES, RING_VERSION};
-pub use broker::{BrokerRing, Submitted};
+pub use broker::{BrokerRing, Submitted, end_lost_ring};
 pub use client::{ClientRing, WaitTicket, Wake};
 pub use completion::{Completion, CompletionOpcode, Status};
 pub use error::{Corrupt, GenerationError, NotOutstanding, OpenError, RingError, SubmitError};

@@ -6,7 +6,7 @@ use gdrd_ring::{GenerationError, GenerationReader, GenerationWriter, MAX_SLOTS, 
 use gdrd_shm::{Access, Segment};
 
 fn reader_of(writer: &GenerationWriter) -> GenerationReader {
-    GenerationReader::open(writer.fd().try_clone_to_owned().unwrap()).unwrap()
+    GenerationReader::open(writer.client_fd().unwrap()).unwrap()
 }
 
 #[test]
@@ -45,13 +45,28 @@ fn slots_outside_the_page_do_not_exist() {
 }
 
 #[test]
-fn nobody_but_the_writer_can_map_the_page_for_writing() {
+fn what_a_client_gets_cannot_be_written() {
     let writer = GenerationWriter::create(2).unwrap();
-    let fd = || writer.fd().try_clone_to_owned().unwrap();
+    let fd = || writer.client_fd().unwrap();
     assert!(Segment::map(fd(), Access::ReadWrite).is_err());
     assert!(Segment::map(fd(), Access::ReadOnly).is_ok());
-    assert_eq!(rustix::fs::ftruncate(fd(), 0), Err(rustix::io::Errno::PERM));
-    assert_eq!(rustix::io::write(fd(), b"forged"), Err(rustix::io::Errno::PERM));
+    assert_eq!(rustix::fs::ftruncate(writer.fd(), 0), Err(rustix::io::Errno::PERM), "sealed");
+    assert_eq!(rustix::io::write(fd(), b"forged"), Err(rustix::io::Errno::BADF));
+    let mode = rustix::fs::fstat(fd()).unwrap().st_mode;
+    assert_eq!(mode & 0o777, 0o600, "other users cannot open it anew through /proc");
+}
+
+#[test]
+fn the_next_daemon_goes_on_with_a_page_that_was_kept() {
+    let first = GenerationWriter::create(4).unwrap();
+    let reader = reader_of(&first);
+    first.set(2, 9).unwrap();
+    let kept = first.fd().try_clone_to_owned().unwrap();
+    drop(first);
+    let second = GenerationWriter::adopt(kept).unwrap();
+    assert_eq!((second.slots(), second.current(2)), (4, Some(9)));
+    second.bump(2).unwrap();
+    assert_eq!(reader.current(2), Some(10), "the mapping that the client has had all along");
 }
 
 #[test]

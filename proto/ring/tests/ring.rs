@@ -11,6 +11,7 @@ use common::{QP_NUM, local, pair, recv, remote, serve_one, signaled, success, ta
 use gdrd_ring::{
     ClientRing, Completion, CompletionOpcode, Geometry, INLINE_MAX_BYTES, InlineData, MAX_DEPTH, OpenError, Operation,
     Queue, Refusal, RingError, Source, Status, Submission, SubmissionFlags, SubmitError, Submitted, Wake, abi,
+    end_lost_ring,
 };
 use gdrd_shm::{Segment, WaitOutcome};
 use zerocopy::{FromBytes, IntoBytes};
@@ -381,4 +382,52 @@ fn an_rkey_is_in_no_debug_output() {
 #[test]
 fn the_version_is_the_one_that_the_layout_test_describes() {
     assert_eq!((abi::RING_VERSION, gdrd_ring::GENERATION_PAGE_VERSION), (1, 1));
+}
+
+#[test]
+fn requests_that_a_lost_daemon_left_unanswered_end_with_an_unknown_outcome() {
+    let (mut client, mut broker) = pair(8, 8);
+    client.submit_batch(&[signaled(1), write(2, SubmissionFlags::empty()), signaled(3), recv(4), signaled(5)]).unwrap();
+    let _ = client.flush();
+    let first = taken(&mut broker);
+    broker.complete(&success(&first)).unwrap();
+    broker.publish().unwrap();
+    taken(&mut broker);
+    let kept = broker.fd().try_clone_to_owned().unwrap();
+    drop(broker);
+    assert_eq!(client.poll().unwrap().map(|c| c.wr_id), Some(1));
+    assert_eq!(client.poll(), Ok(None), "nobody has said yet that the daemon is gone");
+    end_lost_ring(kept).unwrap();
+    assert!(client.is_closed());
+    let mut ends = Vec::new();
+    while let Some(completion) = client.wait(PATIENCE).transpose() {
+        match completion {
+            Ok(completion) => ends.push((completion.wr_id, completion.status)),
+            Err(error) => {
+                assert_eq!(error, RingError::Closed);
+                break;
+            }
+        }
+    }
+    assert_eq!(ends, [2, 3, 5, 4].map(|wr_id| (wr_id, Status::OutcomeUnknown)));
+    assert_eq!((client.outstanding(Queue::Send), client.outstanding(Queue::Receive)), (0, 0));
+    assert_eq!(client.submit(&signaled(6)), Err(SubmitError::Closed));
+}
+
+#[test]
+fn a_lost_daemon_wakes_a_client_that_sleeps() {
+    let (mut client, broker) = pair(4, 4);
+    client.submit(&signaled(1)).unwrap();
+    let _ = client.flush();
+    let kept = broker.fd().try_clone_to_owned().unwrap();
+    let waiting = thread::spawn(move || client.wait(PATIENCE));
+    end_lost_ring(kept).unwrap();
+    let completion = waiting.join().unwrap().unwrap().unwrap();
+    assert_eq!((completion.wr_id, completion.status), (1, Status::OutcomeUnknown));
+}
+
+#[test]
+fn what_is_no_ring_is_not_ended() {
+    let short = Segment::create("gdrd-test", 64).unwrap();
+    assert!(end_lost_ring(short.try_clone_fd().unwrap()).is_err());
 }

@@ -51,6 +51,7 @@ gdrd_hal::conformance_suite! {
         "a_region_keeps_gpu_memory_reachable_after_its_allocation",
         "lengths_off_the_granularity_are_refused",
         "unknown_gpus_are_refused",
+        "memory_goes_on_from_its_kept_descriptors",
         "memory_is_zero_at_birth",
         "memory_can_be_used_by_its_fd",
         "allocations_do_not_overlap",

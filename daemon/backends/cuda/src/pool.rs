@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use gdrd_hal::{
     GpuAllocation, GpuBytes, GpuCopies, GpuMemory, GpuMemoryCapabilities, GpuMemoryError, GpuMemoryUsage, GpuUuid,
+    KeptMemory,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -21,6 +22,9 @@ use crate::protocol::{ReceiveError, Reply, Request, receive, send};
 /// Granularity of CUDA's virtual memory management on every GPU so far; a worker whose driver says otherwise does not
 /// start. A constant, so that it is known without starting one.
 pub const GRANULARITY_BYTES: u64 = 2 << 20;
+
+/// Place of memory that no worker of this pool has: epochs start at 1.
+const NO_WORKER: (u64, u64) = (0, 0);
 
 /// How often a call is asked again because the worker it met was just ending. Two in a row would be chance enough.
 const MAX_IDLE_ENDS: u32 = 3;
@@ -99,6 +103,18 @@ impl WorkerPool {
         Self { slots: gpus.into_iter().map(slot).collect(), known: Arc::default() }
     }
 
+    fn allocation(
+        &self,
+        slot: &Arc<Slot>,
+        len_bytes: u64,
+        fds: (OwnedFd, Option<OwnedFd>),
+        at: (u64, u64),
+    ) -> Box<dyn GpuAllocation> {
+        let memory = Arc::new(Memory::new(slot, &self.known, len_bytes, fds, at));
+        self.known.insert(&memory);
+        Box::new(Allocation(memory))
+    }
+
     fn slot(&self, gpu: &GpuUuid) -> Result<&Arc<Slot>, GpuMemoryError> {
         let found = self.slots.iter().find(|slot| slot.gpu == *gpu);
         found.ok_or_else(|| GpuMemoryError::UnknownGpu { uuid: gpu.0.clone() })
@@ -123,10 +139,7 @@ impl GpuMemory for WorkerPool {
 
     fn allocate(&self, gpu: &GpuUuid, len_bytes: u64) -> Result<Box<dyn GpuAllocation>, GpuMemoryError> {
         let slot = self.slot(gpu)?;
-        if len_bytes == 0 || !len_bytes.is_multiple_of(GRANULARITY_BYTES) {
-            let granularity_bytes = GRANULARITY_BYTES;
-            return Err(GpuMemoryError::BadLength { uuid: gpu.0.clone(), len_bytes, granularity_bytes });
-        }
+        slot.check_length(len_bytes)?;
         let made = slot.with_worker(|worker| match worker.ask(&Request::Allocate { len_bytes }, &[])? {
             (Reply::Allocated { id }, fds) => Ok((worker.epoch, id, fds)),
             _ => Err(Interrupted::nonsense()),
@@ -134,9 +147,19 @@ impl GpuMemory for WorkerPool {
         let (epoch, id, fds) = made.map_err(|failure| slot.error("allocate", len_bytes, failure))?;
         let mut fds = fds.into_iter();
         let memory = fds.next().ok_or_else(|| slot.driver("allocate", "the worker sent no fd".to_owned()))?;
-        let memory = Arc::new(Memory::new(slot, &self.known, len_bytes, (memory, fds.next()), (epoch, id)));
-        self.known.insert(&memory);
-        Ok(Box::new(Allocation(memory)))
+        Ok(self.allocation(slot, len_bytes, (memory, fds.next()), (epoch, id)))
+    }
+
+    fn import(
+        &self,
+        gpu: &GpuUuid,
+        len_bytes: u64,
+        kept: KeptMemory,
+    ) -> Result<Box<dyn GpuAllocation>, GpuMemoryError> {
+        let slot = self.slot(gpu)?;
+        slot.check_length(len_bytes)?;
+        // The worker of the first call on it takes it in.
+        Ok(self.allocation(slot, len_bytes, (kept.memory, kept.dma_buf), NO_WORKER))
     }
 
     fn drain(&self, gpu: &GpuUuid) -> Result<(), GpuMemoryError> {
@@ -320,6 +343,14 @@ impl Slot {
         handle.kill();
         handle.ended(END_PATIENCE);
         Err(refused)
+    }
+
+    fn check_length(&self, len_bytes: u64) -> Result<(), GpuMemoryError> {
+        if len_bytes > 0 && len_bytes.is_multiple_of(GRANULARITY_BYTES) {
+            return Ok(());
+        }
+        let granularity_bytes = GRANULARITY_BYTES;
+        Err(GpuMemoryError::BadLength { uuid: self.gpu.0.clone(), len_bytes, granularity_bytes })
     }
 
     pub(crate) fn driver(&self, call: &'static str, reason: String) -> GpuMemoryError {

@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use gdrd_hal::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryError, GpuMemoryUsage, GpuUuid};
+use gdrd_hal::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryError, GpuMemoryUsage, GpuUuid, KeptMemory};
 use gdrd_shm::{Access, Seals, Segment, add_seals};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -59,6 +59,13 @@ impl GpuCore {
             Some(reason) => Err(GpuMemoryError::Lost { uuid: self.uuid(), reason }),
             None => Ok(()),
         }
+    }
+
+    fn check_length(&self, len_bytes: u64) -> Result<(), GpuMemoryError> {
+        if len_bytes > 0 && len_bytes.is_multiple_of(GRANULARITY_BYTES) {
+            return Ok(());
+        }
+        Err(GpuMemoryError::BadLength { uuid: self.uuid(), len_bytes, granularity_bytes: GRANULARITY_BYTES })
     }
 
     fn driver(&self, call: &'static str, reason: impl ToString) -> GpuMemoryError {
@@ -144,13 +151,7 @@ impl GpuMemory for SimGpuMemory {
     fn allocate(&self, gpu: &GpuUuid, len_bytes: u64) -> Result<Box<dyn GpuAllocation>, GpuMemoryError> {
         let gpu = self.find(gpu)?;
         gpu.admit(&self.fabric, "allocate", Call::Allocate, len_bytes)?;
-        if len_bytes == 0 || !len_bytes.is_multiple_of(GRANULARITY_BYTES) {
-            return Err(GpuMemoryError::BadLength {
-                uuid: gpu.uuid(),
-                len_bytes,
-                granularity_bytes: GRANULARITY_BYTES,
-            });
-        }
+        gpu.check_length(len_bytes)?;
         let booking = gpu.book(len_bytes)?;
         let own = create(&gpu.spec.name, len_bytes).map_err(|errno| gpu.driver("memfd_create", errno))?;
         let shared = reopen(&own).map_err(|errno| gpu.driver("open", errno))?;
@@ -162,6 +163,29 @@ impl GpuMemory for SimGpuMemory {
             mapped: OnceLock::new(),
             has_dma_buf: self.dma_buf,
         }))
+    }
+
+    fn import(
+        &self,
+        gpu: &GpuUuid,
+        len_bytes: u64,
+        kept: KeptMemory,
+    ) -> Result<Box<dyn GpuAllocation>, GpuMemoryError> {
+        let gpu = self.find(gpu)?;
+        gpu.check_present()?;
+        gpu.check_length(len_bytes)?;
+        let shared = kept.memory;
+        let found = rustix::fs::fstat(&shared).map_err(|errno| gpu.driver("fstat", errno))?;
+        if u64::try_from(found.st_size) != Ok(len_bytes) {
+            return Err(gpu.driver("import", format!("a file of {} bytes, not {len_bytes}", found.st_size)));
+        }
+        let own = match kept.dma_buf {
+            Some(own) => own,
+            None => reopen(&shared).map_err(|errno| gpu.driver("open", errno))?,
+        };
+        let booking = gpu.book(len_bytes)?;
+        let (fabric, has_dma_buf) = (Arc::clone(&self.fabric), self.dma_buf);
+        Ok(Box::new(Allocation { fabric, booking, own, shared, mapped: OnceLock::new(), has_dma_buf }))
     }
 }
 

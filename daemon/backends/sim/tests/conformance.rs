@@ -140,6 +140,7 @@ mod soft_iwarp_without_gpu {
             "datagram_queue_pairs_take_sends_only",
             "lengths_off_the_granularity_are_refused",
             "unknown_gpus_are_refused",
+            "memory_goes_on_from_its_kept_descriptors",
             "memory_is_zero_at_birth",
             "memory_can_be_used_by_its_fd",
             "allocations_do_not_overlap",

@@ -128,6 +128,7 @@ suite! {
     gpu {
         lengths_off_the_granularity_are_refused [Gpu]
         unknown_gpus_are_refused [Gpu]
+        memory_goes_on_from_its_kept_descriptors [Gpu]
         memory_is_zero_at_birth [Gpu]
         memory_can_be_used_by_its_fd [Gpu]
         allocations_do_not_overlap [Gpu]

@@ -1,11 +1,11 @@
 //! GPU memory by fd.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use super::Fixture;
 use super::rig::pattern;
-use crate::{GpuAllocation, GpuMemory, GpuMemoryError, GpuUuid};
+use crate::{GpuAllocation, GpuMemory, GpuMemoryError, GpuUuid, KeptMemory};
 
 fn parts(fixture: &dyn Fixture) -> (Arc<dyn GpuMemory>, GpuUuid, u64) {
     let (memory, gpu) = fixture.gpu().expect("the case needs a gpu");
@@ -145,4 +145,30 @@ pub(super) fn a_dma_buf_comes_where_the_capability_says_so(fixture: &dyn Fixture
     let (memory, gpu, granule) = parts(fixture);
     let allocation = allocate(&*memory, &gpu, granule);
     assert_eq!(allocation.dma_buf_fd().is_some(), memory.capabilities().dma_buf);
+}
+
+pub(super) fn memory_goes_on_from_its_kept_descriptors(fixture: &dyn Fixture) {
+    let (memory, gpu, granule) = parts(fixture);
+    let keep = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("the test process has a descriptor left");
+    let first = allocate(&*memory, &gpu, 2 * granule);
+    fixture.write(first.memory_fd(), granule, &pattern(3, 1000));
+    let held = keep(first.memory_fd());
+    let kept = || KeptMemory { memory: keep(first.memory_fd()), dma_buf: first.dma_buf_fd().map(keep) };
+    let refused = memory.import(&gpu, 2 * granule - 1, kept()).err();
+    assert!(matches!(refused, Some(GpuMemoryError::BadLength { .. })), "{refused:?}");
+    let (unknown, again) = (GpuUuid("GPU-nowhere".to_owned()), kept());
+    assert!(matches!(memory.import(&unknown, granule, kept()).err(), Some(GpuMemoryError::UnknownGpu { .. })));
+    drop(first);
+    let second = memory.import(&gpu, 2 * granule, again).expect("the memory is still there");
+    assert_eq!((second.gpu(), second.len_bytes()), (&gpu, 2 * granule));
+    assert_eq!(second.dma_buf_fd().is_some(), memory.capabilities().dma_buf);
+    assert!(content(fixture, second.memory_fd(), 2 * granule)[granule_at(granule)..][..1000] == pattern(3, 1000));
+    fixture.write(second.memory_fd(), 0, &[9]);
+    assert_eq!(content(fixture, &held, 1), [9], "it is the same memory");
+    second.scrub().expect("a healthy gpu can scrub");
+    assert!(is_zero(&content(fixture, &held, 2 * granule)));
+}
+
+fn granule_at(granule: u64) -> usize {
+    usize::try_from(granule).expect("a granule fits into memory")
 }
