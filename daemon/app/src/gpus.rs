@@ -13,8 +13,8 @@ use anyhow::{Context, bail};
 use gdrd_cuda::{Launch, PoolConfig, ProcessLauncher, ServedGpu, WorkerPool};
 use gdrd_hal::{DeviceNumber, GpuFact, GpuFacts, GpuMemoryError, GpuUuid};
 use gdrd_nvml::Report;
-use gdrd_topology::model::{DeviceNode, GpuId, Host, NvLink, NvLinkEnd, Snapshot};
-use gdrd_topology::source::{SourceKind, Sourced};
+use gdrd_topology::model::DriverFacts;
+use gdrd_topology::source::SourceKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::config::GpuKeys;
@@ -114,52 +114,11 @@ fn device_number(minor: u32) -> Option<DeviceNumber> {
     Some(DeviceNumber { major: rustix::fs::major(rdev), minor: rustix::fs::minor(rdev) })
 }
 
-/// Adds what NVML knows to what sysfs says, and tells where they disagree.
-pub(crate) fn enrich(snapshot: &mut Snapshot, report: &Report) {
-    let host = &mut snapshot.host;
-    host.warnings.extend(report.warnings.iter().map(|warning| format!("nvml: {warning}")));
-    for gpu in &report.gpus {
-        let Some(id) = find_gpu(host, &gpu.bdf) else {
-            host.warnings.push(format!("{}: a gpu for nvml, but not in sysfs", gpu.bdf));
-            continue;
-        };
-        check_link(host, id, gpu);
-        let node = gpu.minor.and_then(device_number);
-        let Some(known) = host.gpus.get_mut(id.0) else { continue };
-        known.uuid = Some(Sourced::new(gpu.uuid.clone(), SourceKind::Nvml));
-        known.memory_bytes = gpu.memory_bytes.map(|bytes| Sourced::new(bytes, SourceKind::Nvml));
-        let node = node.map(|node| DeviceNode { major: node.major, minor: node.minor });
-        known.device_node = node.map(|node| Sourced::new(node, SourceKind::Nvml));
-    }
-    let links: Vec<_> = report.gpus.iter().flat_map(|gpu| nvlinks(host, gpu)).collect();
-    host.nvlinks.extend(links);
-}
-
-fn find_gpu(host: &Host, bdf: &str) -> Option<GpuId> {
-    let bdf = bdf.parse().ok();
-    host.gpus.iter().position(|gpu| gpu.bdf.is_some() && gpu.bdf == bdf).map(GpuId)
-}
-
-/// NVLinks of a GPU; those between two GPUs only at the first of them.
-fn nvlinks(host: &Host, gpu: &gdrd_nvml::GpuReport) -> Vec<NvLink> {
-    let Some(near) = find_gpu(host, &gpu.bdf) else { return Vec::new() };
-    let link = |links: &gdrd_nvml::Links| {
-        let end = match &links.peer {
-            None => NvLinkEnd::Switch,
-            Some(peer) => NvLinkEnd::Gpu(find_gpu(host, peer).filter(|far| *far > near)?),
-        };
-        Some(NvLink { gpu: near, end, links: links.links, link_gbps: None, source: SourceKind::Nvml })
-    };
-    gpu.nvlinks.iter().filter_map(link).collect()
-}
-
-/// A PCIe width that NVML and sysfs see differently is one that neither can be trusted with.
-fn check_link(host: &mut Host, id: GpuId, gpu: &gdrd_nvml::GpuReport) {
-    let function = host.gpu(id).and_then(|gpu| gpu.bdf).and_then(|bdf| host.function(bdf));
-    let sysfs = function.and_then(|function| function.link.current).map(|rate| u32::from(rate.width.lanes()));
-    if let (Some(now), Some(sysfs)) = (gpu.pcie_now, sysfs)
-        && now.width != sysfs
-    {
-        host.warnings.push(format!("{}: pcie x{} for nvml, x{sysfs} in sysfs", gpu.bdf, now.width));
+/// A report as the topology merges it.
+pub(crate) fn driver_facts(report: &Report) -> DriverFacts {
+    DriverFacts {
+        source: SourceKind::Nvml,
+        gpus: facts_of(report).iter().map(GpuFact::for_topology).collect(),
+        warnings: report.warnings.clone(),
     }
 }

@@ -231,11 +231,9 @@ pub(crate) fn read(origin: &Origin, options: &ReadOptions, machine: &Machine) ->
     match origin {
         Origin::Simulated => bail!("a simulated host is read once"),
         Origin::Live => {
-            let mut snapshot = read_live(options).context("read the topology of this machine")?;
-            if let Some(nvml) = &machine.nvml {
-                gpus::enrich(&mut snapshot, &nvml.report());
-            }
-            Ok(snapshot)
+            let driver = machine.nvml.as_ref().map(|nvml| gpus::driver_facts(&nvml.report()));
+            let options = ReadOptions { driver, ..options.clone() };
+            read_live(&options).context("read the topology of this machine")
         }
         Origin::Captured(root) => {
             read_root(root, options).with_context(|| format!("read the topology below {}", root.display()))

@@ -1,6 +1,7 @@
-//! What the GPU driver knows beyond sysfs: UUIDs, device nodes, health. NVML on hardware, the profile in simulation.
+//! What the GPU driver knows beyond sysfs: UUIDs, device nodes, links, health. NVML on hardware, the profile in simulation.
 
 use gdrd_topology::bdf::Bdf;
+use gdrd_topology::model::{DeviceNode, GpuDetail, GpuFacts as TopologyFacts};
 
 use crate::{GpuMemoryError, GpuUuid};
 
@@ -24,18 +25,31 @@ pub enum GpuHealth {
 }
 
 /// One GPU as its driver describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct GpuFact {
     /// Identity.
     pub uuid: GpuUuid,
     /// PCI function; joins these facts to the topology.
     pub bdf: Bdf,
-    /// Product name.
-    pub product: String,
     /// Its device node: an open fd of it proves the right to the GPU. `None` where it has none.
     pub device_node: Option<DeviceNumber>,
     /// Health at the time of the call.
     pub health: GpuHealth,
+    /// What the topology takes from it: product, memory, links, fabric, slices.
+    pub detail: GpuDetail,
+}
+
+impl GpuFact {
+    /// The same as the topology merges it (`DriverFacts::gpus`).
+    #[must_use]
+    pub fn for_topology(&self) -> TopologyFacts {
+        TopologyFacts {
+            bdf: self.bdf,
+            uuid: Some(self.uuid.0.clone()),
+            device_node: self.device_node.map(|node| DeviceNode { major: node.major, minor: node.minor }),
+            detail: self.detail.clone(),
+        }
+    }
 }
 
 /// Lists GPUs. Calls may block on the driver.

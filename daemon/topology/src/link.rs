@@ -40,6 +40,13 @@ impl LinkSpeed {
         Self::from_mega_transfers(whole.checked_mul(1000)?.checked_add(tenths * 100)?)
     }
 
+    /// The speed of a PCI Express generation, 1 to 6.
+    #[must_use]
+    pub fn from_generation(generation: u32) -> Option<Self> {
+        let place = usize::try_from(generation).ok()?.checked_sub(1)?;
+        SPEEDS.get(place).map(|speed| Self { mega_transfers: *speed })
+    }
+
     /// Rate in MT/s.
     #[must_use]
     pub fn mega_transfers(self) -> u32 {

@@ -92,7 +92,8 @@ impl Host {
     pub fn nvlink_gbps(&self, a: GpuId, b: GpuId) -> Option<f64> {
         let links = self.nvlinks_between(a, b);
         let is_of_pair = |gpu: GpuId, end: NvLinkEnd| {
-            (gpu == a && end != NvLinkEnd::Gpu(a)) || (gpu == b && end == NvLinkEnd::Gpu(a))
+            (gpu == a && (end == NvLinkEnd::Gpu(b) || end == NvLinkEnd::Switch))
+                || (gpu == b && end == NvLinkEnd::Gpu(a))
         };
         let link = self.nvlinks.iter().find(|link| is_of_pair(link.gpu, link.end))?;
         (links > 0).then(|| link.link_gbps.map(|gbps| gbps * f64::from(links))).flatten()

@@ -79,7 +79,7 @@ impl TopologyKeys {
     pub(crate) fn read_options(&self) -> Result<ReadOptions, ConfigError> {
         let gpu_ids = GpuIds::parse(self.gpu_ids.iter().map(String::as_str));
         let gpu_ids = gpu_ids.map_err(|error| refused("gpu_ids", &self.gpu_ids.join(", "), &error))?;
-        Ok(ReadOptions { gpu_ids, nccl_topology: self.nccl_topology()? })
+        Ok(ReadOptions { gpu_ids, nccl_topology: self.nccl_topology()?, driver: None })
     }
 
     /// The operator's topology, read and checked.

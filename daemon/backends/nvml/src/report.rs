@@ -2,6 +2,8 @@
 
 use gdrd_hal::{DeviceNumber, GpuFact, GpuHealth, GpuUuid};
 use gdrd_topology::bdf::Bdf;
+use gdrd_topology::link::{Link, LinkRate, LinkSpeed, LinkWidth};
+use gdrd_topology::model::{GpuDetail, Mig, NvLinkBundle, NvLinkRemote};
 use serde::{Deserialize, Serialize};
 
 /// All GPUs, in PCI order.
@@ -85,6 +87,23 @@ pub struct Links {
     pub links: u8,
 }
 
+impl PcieLink {
+    fn rate(self) -> Option<LinkRate> {
+        let speed = LinkSpeed::from_generation(self.generation)?;
+        Some(LinkRate { speed, width: LinkWidth::from_lanes(u8::try_from(self.width).ok()?)? })
+    }
+}
+
+impl Links {
+    fn bundle(&self) -> Option<NvLinkBundle> {
+        let remote = match &self.peer {
+            Some(peer) => NvLinkRemote::Gpu(peer.parse().ok()?),
+            None => NvLinkRemote::Switch,
+        };
+        Some(NvLinkBundle { remote, links: self.links, link_gbps: None })
+    }
+}
+
 impl Report {
     /// Far ends that are no GPU of this host are switches. By address, since nvml-wrapper 0.13 answers `Unknown` to
     /// every question for the kind of a far end (`NvLink::remote_device_type` reads a copy).
@@ -127,7 +146,22 @@ impl GpuReport {
         let bdf: Bdf = self.bdf.parse().ok()?;
         let health = self.skip_reason().map_or(GpuHealth::Healthy, GpuHealth::Lost);
         let uuid = GpuUuid(self.uuid.clone());
-        Some(GpuFact { uuid, bdf, product: self.product.clone(), device_node: node, health })
+        Some(GpuFact { uuid, bdf, device_node: node, health, detail: self.detail() })
+    }
+
+    fn detail(&self) -> GpuDetail {
+        GpuDetail {
+            product: Some(self.product.clone()).filter(|product| !product.is_empty()),
+            memory_bytes: self.memory_bytes,
+            bar1_bytes: self.bar1.map(|bar1| bar1.total_bytes),
+            link: Link {
+                current: self.pcie_now.and_then(PcieLink::rate),
+                max: self.pcie_best.and_then(PcieLink::rate),
+            },
+            nvlinks: Some(self.nvlinks.iter().filter_map(Links::bundle).collect()),
+            fabric: None,
+            mig: self.mig.map(|enabled| Mig { enabled, slices: Vec::new() }),
+        }
     }
 }
 

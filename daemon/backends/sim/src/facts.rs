@@ -20,8 +20,8 @@ fn fact(gpu: &GpuCore) -> GpuFact {
     GpuFact {
         uuid: gpu.spec.uuid.clone(),
         bdf: gpu.spec.bdf,
-        product: gpu.spec.product.clone(),
         device_node: gpu.spec.device_node,
         health: gpu.lost_reason().map_or(GpuHealth::Healthy, GpuHealth::Lost),
+        detail: gpu.spec.detail.clone(),
     }
 }

@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 
 use gdrd_hal::{DeviceNumber, Gid, GidEntry, GidType, GpuUuid, LinkLayer, PortState};
 use gdrd_topology::bdf::Bdf;
-use gdrd_topology::model::{self, HcaOrigin, Host};
+use gdrd_topology::model::{self, GpuId, HcaOrigin, Host};
 
 use crate::host::SimError;
 use crate::provider::Provider;
@@ -27,7 +27,8 @@ impl SimSpec {
     /// # Errors
     /// `NoAddress` for a GPU without PCI address (a host read from a level matrix).
     pub fn from_host(host: &Host) -> Result<Self, SimError> {
-        let gpus: Result<_, _> = host.gpus.iter().map(|gpu| simulated_gpu(host, gpu)).collect();
+        let gpus: Result<_, _> =
+            host.gpus.iter().enumerate().map(|(place, gpu)| simulated_gpu(host, GpuId(place), gpu)).collect();
         let mut next_lid = 1;
         let devices = host.hcas.iter().filter(|hca| hca.origin != HcaOrigin::Socket);
         let hcas = devices.map(|hca| simulated_hca(host, hca, &mut next_lid)).collect();
@@ -35,19 +36,22 @@ impl SimSpec {
     }
 }
 
-fn simulated_gpu(host: &Host, gpu: &model::Gpu) -> Result<SimGpu, SimError> {
+fn simulated_gpu(host: &Host, id: GpuId, gpu: &model::Gpu) -> Result<SimGpu, SimError> {
     let bdf = gpu.bdf.ok_or_else(|| SimError::NoAddress { gpu: gpu.name.clone() })?;
     let device_id = host.function(bdf).and_then(|function| function.device);
+    let mut detail = host.gpu_facts(id).map(|facts| facts.detail).unwrap_or_default();
+    let made_up = || device_id.map_or("simulated GPU".to_owned(), |id| format!("simulated GPU {id:04x}"));
+    detail.product.get_or_insert_with(made_up);
     Ok(SimGpu {
         name: gpu.name.clone(),
         uuid: GpuUuid(gpu.uuid().map_or_else(|| uuid_of(bdf), str::to_owned)),
         bdf,
-        product: device_id.map_or("simulated GPU".to_owned(), |id| format!("simulated GPU {id:04x}")),
         device_node: gpu
             .device_node
             .as_ref()
             .map(|node| DeviceNumber { major: node.value.major, minor: node.value.minor }),
         memory_bytes: gpu.memory_bytes.as_ref().map_or(DEFAULT_GPU_BYTES, |bytes| bytes.value),
+        detail,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use gdrd_hal::{DeviceNumber, GidEntry, GpuUuid, HcaCapabilities, LinkLayer, PortState};
 use gdrd_topology::bdf::Bdf;
+use gdrd_topology::model::GpuDetail;
 
 /// GPUs and HCAs of a simulated host.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -13,7 +14,7 @@ pub struct SimSpec {
 }
 
 /// One simulated GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SimGpu {
     /// Name in fault scripts and messages (`GPU0`).
     pub name: String,
@@ -21,12 +22,12 @@ pub struct SimGpu {
     pub uuid: GpuUuid,
     /// PCI function.
     pub bdf: Bdf,
-    /// Product name.
-    pub product: String,
     /// Device node that proves the right to it.
     pub device_node: Option<DeviceNumber>,
     /// Memory that can be allocated, bytes. It is a limit: nothing is taken before it is touched.
     pub memory_bytes: u64,
+    /// What its driver tells besides.
+    pub detail: GpuDetail,
 }
 
 /// One simulated HCA.

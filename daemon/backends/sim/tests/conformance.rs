@@ -9,6 +9,7 @@ use gdrd_hal::conformance::Fixture;
 use gdrd_hal::{GidEntry, GidType, GpuMemory, GpuUuid, Hca, HcaCapabilities, LinkLayer, PortState};
 use gdrd_shm::Segment;
 use gdrd_sim::{Provider, SimGpu, SimHca, SimHost, SimOptions, SimPort, SimSpec, Timing};
+use gdrd_topology::model::GpuDetail;
 
 struct SimFixture {
     host: SimHost,
@@ -39,7 +40,7 @@ fn fixture(capabilities: &HcaCapabilities, link_layer: LinkLayer) -> SimFixture 
             name: "GPU0".to_owned(),
             uuid: gpu.clone(),
             bdf: "0000:01:00.0".parse().expect("it is an address"),
-            product: "simulated".to_owned(),
+            detail: GpuDetail::default(),
             device_node: None,
             memory_bytes: 256 << 20,
         }],

@@ -10,6 +10,7 @@ use gdrd_engine::{
 };
 use gdrd_hal::{DeviceNumber, Gid, GidEntry, GidType, GpuUuid, LinkLayer, PortState};
 use gdrd_sim::{Provider, SimGpu, SimHca, SimHost, SimOptions, SimPort, SimSpec};
+use gdrd_topology::model::GpuDetail;
 
 pub(crate) const MIB: u64 = 1 << 20;
 /// Against a test that hangs; far above what any wait here takes.
@@ -27,7 +28,7 @@ fn gpu(index: u8) -> SimGpu {
         name: format!("GPU{index}"),
         uuid: GpuUuid(format!("GPU-{index}")),
         bdf: format!("0000:0{index}:00.0").parse().expect("an address"),
-        product: "simulated".to_owned(),
+        detail: GpuDetail::default(),
         device_node: Some(DeviceNumber { major: 195, minor: u32::from(index) }),
         memory_bytes: GPU_BYTES,
     }

@@ -97,7 +97,19 @@ pub(super) fn find(
 }
 
 fn named(gpu: NamedGpu, source: SourceKind) -> Gpu {
-    Gpu { name: gpu.name, bdf: None, numa: gpu.numa, uuid: None, memory_bytes: None, device_node: None, source }
+    Gpu {
+        name: gpu.name,
+        bdf: None,
+        numa: gpu.numa,
+        uuid: None,
+        memory_bytes: None,
+        device_node: None,
+        product: None,
+        bar1_bytes: None,
+        fabric: None,
+        mig: None,
+        source,
+    }
 }
 
 /// Virtual functions beside their physical one belong to guests.
@@ -107,13 +119,22 @@ fn is_virtual(host: &Host, function: &PciFunction) -> bool {
 }
 
 fn gpu(place: usize, function: &PciFunction, facts: Option<&GpuFacts>, source: SourceKind) -> Gpu {
+    let detail = facts.map(|facts| &facts.detail);
     Gpu {
         name: format!("GPU{place}"),
         bdf: Some(function.bdf),
         numa: function.numa_id(),
-        uuid: facts.and_then(|facts| facts.uuid.clone()).map(|uuid| Sourced::new(uuid, source)),
-        memory_bytes: facts.and_then(|facts| facts.memory_bytes).map(|bytes| Sourced::new(bytes, source)),
-        device_node: facts.and_then(|facts| facts.device_node).map(|node| Sourced::new(node, source)),
+        uuid: sourced(facts.and_then(|facts| facts.uuid.clone()), source),
+        memory_bytes: sourced(detail.and_then(|detail| detail.memory_bytes), source),
+        device_node: sourced(facts.and_then(|facts| facts.device_node), source),
+        product: sourced(detail.and_then(|detail| detail.product.clone()), source),
+        bar1_bytes: sourced(detail.and_then(|detail| detail.bar1_bytes), source),
+        fabric: sourced(detail.and_then(|detail| detail.fabric.clone()), source),
+        mig: sourced(detail.and_then(|detail| detail.mig.clone()), source),
         source: function.source,
     }
+}
+
+fn sourced<T>(fact: Option<T>, source: SourceKind) -> Option<Sourced<T>> {
+    fact.map(|fact| Sourced::new(fact, source))
 }

@@ -3,15 +3,17 @@
 //! Pure and total: contradictions in the facts become warnings, never errors, and no input can make it loop.
 
 mod adapters;
+mod driver;
 mod given;
 mod gpus;
 mod tree;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bdf::Bdf;
 use crate::model::{
-    Drive, GpuId, Hca, HcaOrigin, Host, NumaId, NvLink, NvLinkEnd, PciClass, PciFunction, RawHca, RawHost,
+    Drive, DriverFacts, GpuId, Hca, HcaOrigin, Host, NumaId, NvLink, NvLinkEnd, NvLinkRemote, PciClass, PciFunction,
+    RawHca, RawHost,
 };
 use crate::nccl_xml::NcclTopology;
 use crate::source::SourceKind;
@@ -20,13 +22,15 @@ pub use gpus::GpuIds;
 pub(crate) use gpus::is_gpu;
 
 /// What the operator may say about reading a host.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReadOptions {
     /// More PCI ids that count as GPU (`gpu_ids`), such as 1bcf:001c.
     pub gpu_ids: GpuIds,
     /// NCCL topology to lay over what is read, as NCCL does with NCCL_TOPO_FILE. Inputs that are such a text
     /// themselves, or that have no addresses, stay as they are.
     pub nccl_topology: Option<NcclTopology>,
+    /// What the GPU driver tells, to lay over what is read. Inputs without addresses stay as they are.
+    pub driver: Option<DriverFacts>,
 }
 
 /// Most warnings kept in a model; the rest is counted.
@@ -39,6 +43,13 @@ pub fn assemble(mut raw: RawHost, options: &ReadOptions) -> Host {
         && !raw.functions.is_empty()
     {
         topology.lay_over(&mut raw);
+    }
+    let driver = options.driver.as_ref().filter(|_| !raw.functions.is_empty());
+    if let Some(driver) = driver {
+        // What its driver calls a GPU is one, whatever its class and place.
+        let listed: BTreeSet<Bdf> = raw.functions.iter().map(|function| function.bdf).collect();
+        let told = driver.gpus.iter().map(|gpu| gpu.bdf);
+        raw.stated_gpus.extend(told.filter(|bdf| listed.contains(bdf)));
     }
     let mut warnings = raw.warnings;
     let functions = tree::place(raw.functions, &mut warnings);
@@ -67,6 +78,9 @@ pub fn assemble(mut raw: RawHost, options: &ReadOptions) -> Host {
     host.drives = drives(&host, raw.drives);
     host.nvlinks = nvlinks(&host, raw.nvlinks, raw.source, &mut warnings);
     given::settle(&mut host, raw.given_levels);
+    if let Some(driver) = driver {
+        driver::lay_over(&mut host, driver, &mut warnings);
+    }
     host.warnings = bounded(warnings);
     host
 }
@@ -208,12 +222,16 @@ fn nvlinks(
     let id = |bdf: Bdf| host.gpus.iter().position(|gpu| gpu.bdf == Some(bdf)).map(GpuId);
     let mut links = Vec::new();
     for raw in listed {
-        let peer = raw.peer.map(id);
-        match (id(raw.gpu), peer) {
-            (Some(gpu), None) => links.push((gpu, NvLinkEnd::Switch, raw)),
-            (Some(gpu), Some(Some(peer))) if gpu != peer => {
-                links.push((gpu.min(peer), NvLinkEnd::Gpu(gpu.max(peer)), raw));
+        let far = match raw.remote {
+            NvLinkRemote::Switch => Some(NvLinkEnd::Switch),
+            NvLinkRemote::Cpu => Some(NvLinkEnd::Cpu),
+            NvLinkRemote::Gpu(bdf) => id(bdf).map(NvLinkEnd::Gpu),
+        };
+        match (id(raw.gpu), far) {
+            (Some(gpu), Some(NvLinkEnd::Gpu(far))) if gpu != far => {
+                links.push((gpu.min(far), NvLinkEnd::Gpu(gpu.max(far)), raw));
             }
+            (Some(gpu), Some(end @ (NvLinkEnd::Switch | NvLinkEnd::Cpu))) => links.push((gpu, end, raw)),
             _ => warnings.push(format!("nvlink of {}: an end of it is no GPU", raw.gpu)),
         }
     }

@@ -18,6 +18,8 @@ use crate::path::is_emulated;
 const MAX_VALUE_BYTES: usize = 254;
 /// What NVML calls the far end of links to a switch that it does not show.
 const HIDDEN_SWITCH: &str = "fffffff:ffff:ff";
+/// What NCCL calls the CPU at the far end of links (`kvDictPciClass`, nccl:src/graph/topo.cc).
+const NVLINK_CPU: u32 = 0x06_80_01;
 const AMD: u16 = 0x1002;
 const NVIDIA: u16 = 0x10de;
 
@@ -188,6 +190,10 @@ impl<'a> Writer<'a> {
             let peer = match link.end {
                 NvLinkEnd::Switch if link.gpu == gpu => {
                     links.push((self.nvswitch(), link.links, PciClass::NVSWITCH << 8));
+                    continue;
+                }
+                NvLinkEnd::Cpu if link.gpu == gpu => {
+                    links.push((HIDDEN_SWITCH.to_owned(), link.links, NVLINK_CPU));
                     continue;
                 }
                 NvLinkEnd::Gpu(peer) if link.gpu == gpu => peer,

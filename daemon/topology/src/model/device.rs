@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
-use crate::model::NumaId;
+use crate::model::{Fabric, Mig, NumaId};
 use crate::source::{SourceKind, Sourced};
 
 /// A GPU's place in `Host::gpus`. Means nothing in another snapshot: identity is the uuid, else the address.
@@ -47,6 +47,14 @@ pub struct Gpu {
     pub memory_bytes: Option<Sourced<u64>>,
     /// The device node that proves the right to this GPU.
     pub device_node: Option<Sourced<DeviceNode>>,
+    /// Product name.
+    pub product: Option<Sourced<String>>,
+    /// Size of BAR1, the window for the CPU and for peers, in bytes.
+    pub bar1_bytes: Option<Sourced<u64>>,
+    /// Registration with the NVSwitch fabric; `None` for GPUs without one, or where nobody tells.
+    pub fabric: Option<Sourced<Fabric>>,
+    /// MIG; `None` for GPUs that cannot be sliced, or where nobody tells.
+    pub mig: Option<Sourced<Mig>>,
     /// Which input listed it.
     pub source: SourceKind,
 }

@@ -4,6 +4,7 @@
 
 mod cpu;
 mod device;
+mod driver;
 mod nvlink;
 mod pci;
 mod raw;
@@ -14,10 +15,11 @@ pub use cpu::CpuKind;
 pub use device::{
     DeviceNode, Drive, Gid, GidKind, Gpu, GpuId, Hca, HcaId, HcaOrigin, LinkLayer, Netdev, Port, PortState,
 };
+pub use driver::{DriverFacts, Fabric, FabricState, GpuDetail, GpuFacts, Mig, MigSlice, NvLinkBundle, NvLinkRemote};
 pub(crate) use nvlink::RawNvLink;
 pub use nvlink::{NvLink, NvLinkEnd, NvLinkKind};
 pub use pci::{NumaId, NumaNode, PciClass, PciFunction, PciRole, Upstream};
-pub use raw::{GivenLevel, GpuFacts, NamedGpu, RawHca, RawHost};
+pub use raw::{GivenLevel, NamedGpu, RawHca, RawHost};
 
 use crate::bdf::Bdf;
 use crate::source::Source;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
-use crate::model::{GpuId, Host};
+use crate::model::{FabricState, GpuId, Host, NvLinkRemote};
 use crate::source::SourceKind;
 
 /// Far end of NVLinks.
@@ -14,6 +14,8 @@ pub enum NvLinkEnd {
     Gpu(GpuId),
     /// The switched fabric of the host.
     Switch,
+    /// The CPU (Power9): the way to host memory.
+    Cpu,
 }
 
 /// NVLinks between a GPU and one far end, bundled.
@@ -51,14 +53,14 @@ pub enum NvLinkKind {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RawNvLink {
     pub(crate) gpu: Bdf,
-    /// `None` is the switched fabric.
-    pub(crate) peer: Option<Bdf>,
+    pub(crate) remote: NvLinkRemote,
     pub(crate) links: u8,
     pub(crate) link_gbps: Option<f64>,
 }
 
 impl Host {
-    /// NVLinks bonded between two GPUs: direct ones, else the fewer of both ends' links to the switches.
+    /// NVLinks bonded between two GPUs: direct ones, else the fewer of both ends' links to the switches, where
+    /// the fabric lets them reach each other.
     /// 0 if there are none.
     #[must_use]
     pub fn nvlinks_between(&self, a: GpuId, b: GpuId) -> u8 {
@@ -75,7 +77,20 @@ impl Host {
         if direct > 0 {
             return direct;
         }
+        if !self.share_fabric(a, b) {
+            return 0;
+        }
         count(a, NvLinkEnd::Switch).min(count(b, NvLinkEnd::Switch))
+    }
+
+    /// Whether nothing is known that keeps two GPUs on switches apart: a registration that is not completed, or another
+    /// cluster or clique.
+    fn share_fabric(&self, a: GpuId, b: GpuId) -> bool {
+        let fabric = |id| self.gpu(id).and_then(|gpu| gpu.fabric.as_ref()).map(|fabric| &fabric.value);
+        let (a, b) = (fabric(a), fabric(b));
+        let is_ready = [a, b].into_iter().flatten().all(|fabric| fabric.state == FabricState::Completed);
+        let is_one = a.zip(b).is_none_or(|(a, b)| a.cluster_uuid == b.cluster_uuid && a.clique_id == b.clique_id);
+        is_ready && is_one
     }
 
     /// Shape of the NVLinks; `None` if the input says nothing of NVLinks (sysfs does not).
@@ -91,7 +106,7 @@ impl Host {
         let mut edges: Vec<(GpuId, GpuId)> = active()
             .filter_map(|link| match link.end {
                 NvLinkEnd::Gpu(peer) => Some((link.gpu.min(peer), link.gpu.max(peer))),
-                NvLinkEnd::Switch => None,
+                NvLinkEnd::Switch | NvLinkEnd::Cpu => None,
             })
             .collect();
         edges.sort_unstable();

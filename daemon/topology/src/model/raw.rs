@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
 use crate::level::Level;
-use crate::model::{CpuKind, DeviceNode, Drive, HcaOrigin, Netdev, NumaId, NumaNode, PciFunction, Port, RawNvLink};
+use crate::model::{CpuKind, Drive, GpuFacts, HcaOrigin, Netdev, NumaId, NumaNode, PciFunction, Port, RawNvLink};
 use crate::source::SourceKind;
 
 /// Facts about one host from one input. A reader fills what it knows and leaves the rest empty;
@@ -101,19 +101,6 @@ pub struct NamedGpu {
     pub name: String,
     /// NUMA node; `None` is unknown, or more than one.
     pub numa: Option<NumaId>,
-}
-
-/// What an input knows of a GPU.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GpuFacts {
-    /// Its address.
-    pub bdf: Bdf,
-    /// `GPU-…`.
-    pub uuid: Option<String>,
-    /// Device memory in bytes.
-    pub memory_bytes: Option<u64>,
-    /// Device node.
-    pub device_node: Option<DeviceNode>,
 }
 
 /// A level between two devices, by name, as an input states it.

@@ -10,7 +10,7 @@ mod whole;
 
 use crate::bdf::{Bdf, RootBus};
 use crate::link::LinkRate;
-use crate::model::{NumaId, NumaNode, PciClass, RawHost, Upstream};
+use crate::model::{NumaId, NumaNode, NvLinkRemote, PciClass, RawHost, Upstream};
 
 pub use parse::BadNcclXml;
 
@@ -86,8 +86,7 @@ struct Net {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct GpuLink {
     gpu: Bdf,
-    /// `None` is a switch.
-    peer: Option<Bdf>,
+    remote: NvLinkRemote,
     links: u8,
 }
 

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bdf::Bdf;
-use crate::model::{PciFunction, RawHost, RawNvLink, Upstream};
+use crate::model::{NvLinkRemote, PciFunction, RawHost, RawNvLink, Upstream};
 use crate::nccl_xml::{NcclTopology, whole};
 use crate::source::{SourceKind, Sourced};
 
@@ -35,7 +35,8 @@ pub(super) fn lay_over(topology: &NcclTopology, raw: &mut RawHost) {
     let is_here = |bdf: &Bdf| places.contains_key(bdf);
     raw.stated_gpus.extend(topology.pcis.iter().filter(|pci| pci.has_gpu).map(|pci| pci.bdf).filter(is_here));
     if raw.nvlinks.is_empty() {
-        let both_here = |link: &RawNvLink| is_here(&link.gpu) && link.peer.as_ref().is_none_or(is_here);
+        let both_here =
+            |link: &RawNvLink| is_here(&link.gpu) && !matches!(&link.remote, NvLinkRemote::Gpu(far) if !is_here(far));
         raw.nvlinks = whole::nvlinks(&topology).into_iter().filter(both_here).collect();
     }
     if raw.hcas.is_none() {

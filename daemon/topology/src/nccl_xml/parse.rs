@@ -6,7 +6,7 @@ use roxmltree::{Document, Node, NodeId, ParsingOptions};
 
 use crate::bdf::Bdf;
 use crate::link::{LinkRate, LinkSpeed, LinkWidth};
-use crate::model::{NumaId, PciClass};
+use crate::model::{NumaId, NvLinkRemote, PciClass};
 use crate::nccl_xml::{
     Cpu, GpuLink, INVENTED_DOMAIN, MAX_XML_BYTES, MAX_XML_CPUS, MAX_XML_DEVICES, MAX_XML_NODES, NcclTopology, Net, Pci,
 };
@@ -198,18 +198,18 @@ impl Reader {
         let Some(gpu) = place.pci.and_then(|pci| self.topology.pcis.get(pci)).map(|pci| pci.bdf) else { return };
         let target = node.attribute("target").and_then(|text| text.trim().parse::<Bdf>().ok());
         let class = node.attribute("tclass").and_then(class);
-        let peer = match class.map(|class| class.0) {
+        let remote = match (class.map(|class| class.0), target) {
             // The class that Power9 CPUs show, an end that is no GPU (`kvDictPciClass`, nccl:src/graph/topo.cc).
-            Some(NVLINK_CPU) => return,
-            Some(NVSWITCH) => None,
-            _ => target,
+            (Some(NVLINK_CPU), _) => NvLinkRemote::Cpu,
+            (Some(NVSWITCH), _) | (_, None) => NvLinkRemote::Switch,
+            (_, Some(target)) => NvLinkRemote::Gpu(target),
         };
         // A virtual machine that is shown its switches as nothing lists links of a GPU to itself.
-        if peer == Some(gpu) {
+        if remote == NvLinkRemote::Gpu(gpu) {
             return;
         }
         let links = node.attribute("count").and_then(|text| text.trim().parse().ok()).unwrap_or(1);
-        self.topology.links.push(GpuLink { gpu, peer, links });
+        self.topology.links.push(GpuLink { gpu, remote, links });
     }
 
     fn finish(mut self, name: Option<&str>) -> NcclTopology {

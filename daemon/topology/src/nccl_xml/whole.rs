@@ -6,7 +6,7 @@ use crate::bdf::Bdf;
 use crate::level::Level;
 use crate::link::Link;
 use crate::model::{
-    GivenLevel, HcaOrigin, LinkLayer, PciClass, PciFunction, Port, PortState, RawHca, RawHost, RawNvLink,
+    GivenLevel, HcaOrigin, LinkLayer, NvLinkRemote, PciClass, PciFunction, Port, PortState, RawHca, RawHost, RawNvLink,
 };
 use crate::nccl_xml::{NcclTopology, Net, Pci};
 use crate::source::{SourceKind, Sourced};
@@ -122,9 +122,11 @@ pub(super) fn nvlinks(topology: &NcclTopology) -> Vec<RawNvLink> {
     let mut direct: BTreeMap<(Bdf, Bdf), [u8; 2]> = BTreeMap::new();
     let mut links = Vec::new();
     for link in &topology.links {
-        match link.peer {
-            None => links.push(RawNvLink { gpu: link.gpu, peer: None, links: link.links, link_gbps: None }),
-            Some(peer) => {
+        match link.remote {
+            remote @ (NvLinkRemote::Switch | NvLinkRemote::Cpu) => {
+                links.push(RawNvLink { gpu: link.gpu, remote, links: link.links, link_gbps: None });
+            }
+            NvLinkRemote::Gpu(peer) => {
                 let pair = direct.entry((link.gpu.min(peer), link.gpu.max(peer))).or_default();
                 let [lower, upper] = pair;
                 let end = if link.gpu < peer { lower } else { upper };
@@ -134,7 +136,7 @@ pub(super) fn nvlinks(topology: &NcclTopology) -> Vec<RawNvLink> {
     }
     links.extend(direct.into_iter().map(|((gpu, peer), ends)| RawNvLink {
         gpu,
-        peer: Some(peer),
+        remote: NvLinkRemote::Gpu(peer),
         links: ends.into_iter().max().unwrap_or(0),
         link_gbps: None,
     }));

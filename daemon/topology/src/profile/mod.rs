@@ -3,6 +3,7 @@
 //! One profile serves as simulated host, as input of the command line and as test fixture. This module
 //! knows the text only; what the facts mean is settled by [`crate::assemble`].
 
+mod gpu;
 mod line;
 mod parse;
 mod word;

@@ -7,9 +7,10 @@ use crate::bdf::{Bdf, RootBus};
 use crate::level::Level;
 use crate::link::{Link, LinkRate, LinkSpeed, LinkWidth};
 use crate::model::{
-    CpuKind, DeviceNode, Drive, Gid, GidKind, GivenLevel, GpuFacts, HcaOrigin, LinkLayer, NamedGpu, Netdev, NumaId,
-    NumaNode, PciClass, PciFunction, Port, PortState, RawHca, RawHost, RawNvLink, Upstream,
+    CpuKind, Drive, Gid, GidKind, GivenLevel, HcaOrigin, LinkLayer, NamedGpu, Netdev, NumaId, NumaNode, NvLinkRemote,
+    PciClass, PciFunction, Port, PortState, RawHca, RawHost, RawNvLink, Upstream,
 };
+use crate::profile::gpu;
 use crate::profile::line::Line;
 use crate::profile::{MAGIC, MAX_PROFILE_BYTES, VERSION};
 use crate::source::{SourceKind, Sourced};
@@ -80,6 +81,9 @@ impl Reader {
             "root" => self.root(&mut line)?,
             "pci" => self.pci(&mut line)?,
             "gpu" => self.gpu(&mut line)?,
+            "fabric" => gpu::fabric(&mut line, &mut self.raw.gpus)?,
+            "mig" => gpu::mig(&mut line, &mut self.raw.gpus)?,
+            "slice" => gpu::slice(&mut line, &mut self.raw.gpus)?,
             "gpu-name" => self.gpu_name(&mut line)?,
             "level" => self.level(&mut line)?,
             "hca" => self.hca(&mut line)?,
@@ -158,13 +162,8 @@ impl Reader {
     }
 
     fn gpu(&mut self, line: &mut Line<'_>) -> Result<(), String> {
-        let facts = GpuFacts {
-            bdf: line.parsed("PCI address (DDDD:BB:DD.F)")?,
-            uuid: line.take_name("uuid")?,
-            memory_bytes: line.take("memory").map(bytes).transpose()?,
-            device_node: line.take("dev").map(device_node).transpose()?,
-        };
-        if line.flag("stated") {
+        let (facts, is_stated) = gpu::gpu(line)?;
+        if is_stated {
             self.raw.stated_gpus.push(facts.bdf);
         }
         self.raw.gpus.push(facts);
@@ -276,13 +275,14 @@ impl Reader {
 
     fn nvlink(&mut self, line: &mut Line<'_>) -> Result<(), String> {
         let gpu = line.parsed("PCI address of a GPU")?;
-        let peer = match line.word("the far GPU or `switch`")? {
-            "switch" => None,
-            word => Some(word.parse().map_err(|e: crate::bdf::ParseBdfError| e.to_string())?),
+        let remote = match line.word("the far GPU, `switch` or `cpu`")? {
+            "switch" => NvLinkRemote::Switch,
+            "cpu" => NvLinkRemote::Cpu,
+            word => NvLinkRemote::Gpu(word.parse().map_err(|e: crate::bdf::ParseBdfError| e.to_string())?),
         };
         let links = line.parsed("number of links (0-255)")?;
         let link_gbps = line.take("gbps").map(rate).transpose()?.flatten();
-        self.raw.nvlinks.push(RawNvLink { gpu, peer, links, link_gbps });
+        self.raw.nvlinks.push(RawNvLink { gpu, remote, links, link_gbps });
         Ok(())
     }
 
@@ -367,29 +367,6 @@ fn rate(word: &str) -> Result<Option<f64>, String> {
     rate.filter(|gbps| gbps.is_finite() && *gbps > 0.0)
         .map(Some)
         .ok_or_else(|| format!("`{word}` is no rate in Gbit/s"))
-}
-
-/// `40GiB`, `143771MiB` or plain bytes.
-fn bytes(word: &str) -> Result<u64, String> {
-    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let (number, shift) = units
-        .iter()
-        .find_map(|(unit, shift)| word.strip_suffix(unit).map(|number| (number, *shift)))
-        .unwrap_or((word, 0));
-    let count: Option<u64> = number.parse().ok();
-    count
-        .and_then(|count| count.checked_mul(1_u64 << shift))
-        .ok_or_else(|| format!("memory=`{word}` is no size such as 40GiB"))
-}
-
-fn device_node(word: &str) -> Result<DeviceNode, String> {
-    let numbers = word
-        .strip_prefix("char:")
-        .and_then(|rest| rest.split_once(':'))
-        .and_then(|(major, minor)| major.parse().ok().zip(minor.parse().ok()));
-    numbers
-        .map(|(major, minor)| DeviceNode { major, minor })
-        .ok_or_else(|| format!("dev=`{word}` is no device node such as char:195:0"))
 }
 
 /// GUID as sysfs prints it: four groups of four digits.

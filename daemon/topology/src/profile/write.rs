@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::assemble::{GpuIds, is_gpu};
 use crate::bdf::{Bdf, RootBus};
 use crate::guid;
 use crate::link::{Link, LinkRate};
-use crate::model::{
-    Gid, GidKind, Gpu, Hca, HcaOrigin, Host, NumaId, NvLink, NvLinkEnd, PciFunction, PciRole, Upstream,
-};
+use crate::model::{Gid, GidKind, Hca, HcaOrigin, Host, NumaId, NvLink, NvLinkEnd, PciFunction, PciRole, Upstream};
+use crate::profile::gpu;
 use crate::profile::word::encode;
 use crate::profile::{MAGIC, VERSION};
 use crate::source::SourceKind;
@@ -55,7 +53,7 @@ fn write_all(out: &mut String, host: &Host) -> std::fmt::Result {
         write_function(out, function, numa_above(host, function, &roots))?;
     }
     for gpu in &host.gpus {
-        write_gpu(out, host, gpu)?;
+        gpu::write(out, host, gpu)?;
     }
     for gpu in host.gpus.iter().filter(|gpu| gpu.bdf.is_none()) {
         writeln!(out, "gpu-name {}{}", encode(&gpu.name), key("numa", gpu.numa.map(|numa| numa.to_string())))?;
@@ -85,7 +83,7 @@ fn root_numa(host: &Host) -> BTreeMap<RootBus, Option<NumaId>> {
     roots
 }
 
-fn name_key(name: &str, value: Option<&str>) -> String {
+pub(super) fn name_key(name: &str, value: Option<&str>) -> String {
     key(name, value.map(encode))
 }
 
@@ -93,7 +91,7 @@ fn or_dash(word: Option<String>) -> String {
     word.unwrap_or_else(|| "-".to_owned())
 }
 
-fn key(name: &str, value: Option<String>) -> String {
+pub(super) fn key(name: &str, value: Option<String>) -> String {
     value.map_or_else(String::new, |value| format!(" {name}={value}"))
 }
 
@@ -131,34 +129,6 @@ fn write_function(out: &mut String, function: &PciFunction, above: Option<NumaId
 fn link(link: Link) -> String {
     let one = |rate: Option<LinkRate>| rate.map_or_else(|| "-".to_owned(), |rate| rate.to_string());
     if link.current == link.max { one(link.current) } else { format!("{}/{}", one(link.current), one(link.max)) }
-}
-
-fn write_gpu(out: &mut String, host: &Host, gpu: &Gpu) -> std::fmt::Result {
-    let Some(bdf) = gpu.bdf else { return Ok(()) };
-    // One that the operator's ids made a GPU stays one for whoever reads this without them.
-    // Nor is a vendor written without its device.
-    let as_written = |function: &PciFunction| {
-        let vendor = function.vendor.filter(|_| function.device.is_some());
-        PciFunction { vendor, ..function.clone() }
-    };
-    let by_rule = host.function(bdf).is_some_and(|function| is_gpu(&as_written(function), &GpuIds::default()));
-    let keys = [
-        name_key("uuid", gpu.uuid()),
-        key("memory", gpu.memory_bytes.as_ref().map(|bytes| size(bytes.value))),
-        key("dev", gpu.device_node.as_ref().map(|node| node.value.to_string())),
-        if by_rule { String::new() } else { " stated".to_owned() },
-    ]
-    .concat();
-    if keys.is_empty() {
-        return Ok(());
-    }
-    writeln!(out, "gpu {bdf}{keys}")
-}
-
-fn size(bytes: u64) -> String {
-    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
-    let exact = units.iter().find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
-    exact.map_or_else(|| bytes.to_string(), |(shift, unit)| format!("{}{unit}", bytes >> shift))
 }
 
 fn write_hca(out: &mut String, hca: &Hca) -> std::fmt::Result {
@@ -242,6 +212,7 @@ fn write_rest(out: &mut String, host: &Host) -> std::fmt::Result {
         let bdf = |id| host.gpu(id).and_then(|gpu| gpu.bdf);
         let peer = match link.end {
             NvLinkEnd::Switch => "switch".to_owned(),
+            NvLinkEnd::Cpu => "cpu".to_owned(),
             NvLinkEnd::Gpu(peer) => dash(bdf(peer)),
         };
         let gbps = key("gbps", link.link_gbps.map(|gbps| gbps.to_string()));

@@ -96,6 +96,7 @@ fn nvlinks(out: &mut String, host: &Host) -> fmt::Result {
         let of = |id| host.gpu(id).map_or_else(String::new, |gpu| node(gpu.bdf, &gpu.name));
         let end = match link.end {
             NvLinkEnd::Switch => quoted("NVLink switch"),
+            NvLinkEnd::Cpu => quoted("CPU"),
             NvLinkEnd::Gpu(peer) => of(peer),
         };
         let style = "color=\"#76a52b\", constraint=false";

@@ -175,6 +175,7 @@ impl<'a> Printer<'a> {
             let name = |id| self.host.gpu(id).map_or("?", |gpu| gpu.name.as_str());
             let end = match link.end {
                 NvLinkEnd::Switch => "switch",
+                NvLinkEnd::Cpu => "cpu",
                 NvLinkEnd::Gpu(peer) => name(peer),
             };
             writeln!(out, "   {} - {end}: {} links", name(link.gpu), link.links)?;

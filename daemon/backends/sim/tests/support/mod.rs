@@ -14,6 +14,7 @@ use gdrd_hal::{
 };
 use gdrd_shm::Segment;
 use gdrd_sim::{Provider, SimGpu, SimHca, SimHost, SimOptions, SimPort, SimSpec, Timing};
+use gdrd_topology::model::GpuDetail;
 
 /// Memory of every end.
 pub(crate) const MEMORY_BYTES: u64 = 64 * 1024;
@@ -27,7 +28,7 @@ pub(crate) fn spec() -> SimSpec {
         name: format!("GPU{index}"),
         uuid: GpuUuid(format!("GPU-{index}0000000-0000-0000-0000-000000000000")),
         bdf: format!("0000:0{index}:00.0").parse().expect("it is an address"),
-        product: "simulated GPU".to_owned(),
+        detail: GpuDetail::default(),
         device_node: Some(DeviceNumber { major: 195, minor: u32::from(index) }),
         memory_bytes: 64 << 20,
     };
