@@ -37,8 +37,8 @@ vm-test: ## run real verbs on soft RoCE in virtual machines (Debian 12 and 13); 
 	@scripts/vm-test.sh
 
 .PHONY: bench
-bench: ## print latency and bandwidth as ratios against floors measured in the same run
-	@scripts/setup.sh build
+bench: ## measure against peers and floors of the same run; docs/performance.md keeps the figures
+	@scripts/setup.sh build bench
 	@scripts/bench.sh
 
 .PHONY: device-test

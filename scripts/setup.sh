@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the named groups of make targets need and nothing else; silent and quick when all is there.
-# usage: setup.sh GROUP...   with GROUP one of: build test lint
+# usage: setup.sh GROUP...   with GROUP one of: build test lint bench
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -127,8 +127,12 @@ for group in "$@"; do
       want 'python3,python3-venv' has_venv
       want 'shellcheck' has shellcheck
       ;;
+    bench)
+      # Peers that gdrd is measured against in the same run (tests/bench/peers).
+      want 'libucx-dev' has_header ucs/memory/rcache.h
+      ;;
     *)
-      echo "setup.sh: unknown group '$group' (build, test, lint)" >&2
+      echo "setup.sh: unknown group '$group' (build, test, lint, bench)" >&2
       exit 2
       ;;
   esac

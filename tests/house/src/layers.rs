@@ -93,6 +93,12 @@ pub const LAYERS: &[Layer] = &[
         shuns: HARDWARE_BINDINGS,
     },
     Layer {
+        name: "gdrd-bench",
+        uses: &["gdrd-client", "gdrd-harness", "gdrd-ring", "gdrd-shm", "gdrd-topology"],
+        tests_use: &[],
+        shuns: HARDWARE_BINDINGS,
+    },
+    Layer {
         name: "gdrd-device-test",
         uses: &["gdrd-client", "gdrd-cuda", "gdrd-hal", "gdrd-nvml", "gdrd-sim"],
         tests_use: &[],

@@ -26,9 +26,9 @@ fn every_crate_inherits_versions_licence_and_lints() {
     }
 }
 
-/// Crates that end in a person's terminal, or in a test's (gdrd-harness, for its puppet, and gdrd-device-test); all others have errors that a
+/// Crates that end in a person's terminal, or in a test's (gdrd-harness, for its puppet, gdrd-bench and gdrd-device-test); all others have errors that a
 /// program can tell apart.
-const MAY_USE_ANYHOW: &[&str] = &["gdrd", "gdrctl", "gdrd-harness", "gdrd-device-test"];
+const MAY_USE_ANYHOW: &[&str] = &["gdrd", "gdrctl", "gdrd-bench", "gdrd-harness", "gdrd-device-test"];
 
 #[test]
 fn only_programs_use_errors_without_a_type() {
