@@ -128,6 +128,7 @@ fn gpu_of(gpu: &v1::PlanGpu) -> Value {
                 "state": gdr.map_or("unknown", |gdr| gdr.state.as_str()),
                 "reason": gdr.map_or("", |gdr| gdr.reason.as_str()),
             },
+            "acs": path.acs.as_ref().map(|acs| json!({ "state": acs.state, "reason": acs.reason })),
         })
     });
     json!({

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::acs::PeerAcs;
 use crate::model::{GpuId, HcaId, HcaOrigin, Host};
 
 /// State of GPUDirect RDMA between one GPU and one NIC.
@@ -45,6 +46,25 @@ impl Host {
     /// What the host's facts say of GPUDirect RDMA between a GPU and an HCA.
     #[must_use]
     pub fn gdr(&self, gpu: GpuId, hca: HcaId) -> Gdr {
+        let told = self.gdr_by_software(gpu, hca);
+        match self.gpu_hca_acs(gpu, hca).filter(PeerAcs::is_redirected) {
+            Some(acs) if told.state != GdrState::Impossible => self.through_root(&told, &acs),
+            _ => told,
+        }
+    }
+
+    /// The same where ACS sends the traffic up. On a host of its own the root complex sends it down again, which
+    /// costs bandwidth; whether it does so for a guest is up to the hypervisor.
+    fn through_root(&self, told: &Gdr, acs: &PeerAcs) -> Gdr {
+        if self.is_guest() {
+            let reason =
+                format!("unverified: {}, and the hypervisor need not let it through; {}", acs.reason, told.reason);
+            return Gdr::new(GdrState::Unknown, reason);
+        }
+        Gdr::new(told.state, format!("{}; {}", told.reason, acs.reason))
+    }
+
+    fn gdr_by_software(&self, gpu: GpuId, hca: HcaId) -> Gdr {
         use GdrState::{Impossible, Possible, Unknown};
         let (Some(gpu), Some(hca)) = (self.gpu(gpu), self.hca(hca)) else {
             return Gdr::new(Unknown, "no such pair");

@@ -38,6 +38,7 @@
 //! Inputs without addresses state levels by name in `given_levels`.
 #![forbid(unsafe_code)]
 
+pub mod acs;
 pub mod advise;
 pub mod assemble;
 pub mod bandwidth;

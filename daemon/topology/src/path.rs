@@ -39,9 +39,11 @@ pub(crate) fn link_of(function: &PciFunction) -> Option<Bottleneck> {
 
 impl Host {
     /// Functions whose links lie between a device and where its path meets that of another, the device
-    /// first. The bridge where they meet is not among them: its link is above.
+    /// first. The bridge where they meet is not among them: its link is above. Where ACS sends peer traffic up, it
+    /// takes all links to the root.
     pub(crate) fn links_towards(&self, from: Bdf, other: Bdf) -> impl Iterator<Item = &PciFunction> {
-        let meeting = self.meeting(from, other).and_then(|meeting| meeting.bridge);
+        let is_redirected = self.peer_acs(from, other).is_some_and(|acs| acs.is_redirected());
+        let meeting = self.meeting(from, other).and_then(|meeting| meeting.bridge).filter(|_| !is_redirected);
         let own = self.function(from).into_iter();
         own.chain(self.bridges_above(from)).take_while(move |f| Some(f.bdf) != meeting)
     }

@@ -37,6 +37,8 @@ fn what_is_wrong_is_named_with_its_line() {
         ("hca a -\nport a 1 ACTIVE Ethernet NaN", "no rate in Gbit/s"),
         ("hca a - node_guid=12", "no GUID"),
         ("hca a%2 -", "two hexadecimal digits"),
+        ("pci 0000:07:00.0 10de:20b0 030200 pci0000:00 - acs=on", "acs=`on`"),
+        ("kernel 6.8.0 iommu_passthrough=1", "want yes or no"),
         ("gpu 0000:07:00.0 memory=99999999999GiB", "no size"),
         ("gpu 0000:07:00.0 dev=block:1:2", "no device node"),
         ("nvlink 0000:07:00.0 switch 300", "number of links"),
@@ -92,6 +94,19 @@ fn accelerators_of_the_operator_stay_gpus_in_a_written_profile() {
     assert_eq!(again.gpus, host.gpus);
     assert_eq!(again.gpus.len(), 1);
     assert!(GpuIds::parse(["1bcf"]).unwrap_err().to_string().contains("1bcf"));
+}
+
+#[test]
+fn acs_and_kernel_survive_being_written() {
+    for (acs, kernel) in [
+        ("none", "6.8.0%20x"),
+        ("off", "6.8.0 iommu_passthrough=yes"),
+        ("SrcValid,ReqRedir", "6.8.0 iommu_passthrough=no"),
+    ] {
+        let host = read(&format!("kernel {kernel}\npci 0000:00:01.0 8086:352a 060400 pci0000:00 - acs={acs}"));
+        assert!(host.functions[0].acs.is_some() && host.kernel.is_some());
+        assert_eq!(snapshot(&render(&host), None, &ReadOptions::default()).unwrap().host, host);
+    }
 }
 
 #[test]

@@ -220,6 +220,7 @@ fn wire_path(pair: &PairPlan) -> v1::PlanPath {
         level: level(pair.level.as_ref()),
         gbps: pair.gbps,
         gdr: Some(v1::GdrAbility { state: word(&pair.gdr.state), reason: pair.gdr.reason.clone() }),
+        acs: pair.acs.as_ref().map(|acs| v1::PeerAcs { state: word(&acs.state), reason: acs.reason.clone() }),
     }
 }
 

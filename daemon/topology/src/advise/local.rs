@@ -1,6 +1,7 @@
 //! To another GPU of this host. Such traffic never goes through a NIC.
 
 use super::{Fallback, PathAdvice, PathKind, advice, gpu_to_memory, host_memory, lesser, name};
+use crate::acs::{PeerAcs, PeerWay};
 use crate::level::Level;
 use crate::model::{GpuId, Host};
 
@@ -9,6 +10,7 @@ pub(super) fn to_gpu(host: &Host, from: GpuId, to: GpuId) -> PathAdvice {
     let bdfs = host.gpu(from).and_then(|gpu| gpu.bdf).zip(host.gpu(to).and_then(|gpu| gpu.bdf));
     let below_nvlink = bdfs.and_then(|(a, b)| host.pci_level(a, b));
     let pcie = bdfs.and_then(|(a, b)| host.pci_bottleneck(a, b)).map(|narrowest| narrowest.gbps);
+    let acs = bdfs.and_then(|(a, b)| host.peer_acs(a, b));
     let staged = || {
         let gbps = lesser(gpu_to_memory(host, from), gpu_to_memory(host, to));
         let reason = format!("without peer access: through {}", host_memory(host, from));
@@ -23,8 +25,7 @@ pub(super) fn to_gpu(host: &Host, from: GpuId, to: GpuId) -> PathAdvice {
             (PathKind::Nvlink, host.nvlink_gbps(from, to), format!("{} bonded NVLinks join them", links.0), fallback)
         }
         Some(level @ (Level::Pix | Level::Pxb)) => {
-            let reason = format!("{level}: a switch joins them, peer traffic stays below it unless ACS redirects it");
-            (PathKind::PcieP2p, pcie, reason, staged())
+            (PathKind::PcieP2p, pcie, below_switch(level, acs.as_ref()), staged())
         }
         Some(Level::Phb) => {
             let reason = "PHB: one root bus joins them, peer traffic passes the CPU".to_owned();
@@ -38,6 +39,21 @@ pub(super) fn to_gpu(host: &Host, from: GpuId, to: GpuId) -> PathAdvice {
         None => (PathKind::Staged, None, "the place of a GPU is not known".to_owned(), None),
     };
     PathAdvice { level, gbps, fallback, ..advice(host, from, name(host, to), kind, reason) }
+}
+
+/// Why peer traffic below one switch is the way, and how far up it goes.
+fn below_switch(level: Level, acs: Option<&PeerAcs>) -> String {
+    let joined = format!("{level}: a switch joins them");
+    match acs {
+        None => joined,
+        Some(acs) => match acs.state {
+            PeerWay::Redirected => format!("{joined}, but {}", acs.reason),
+            PeerWay::Direct => format!("{joined}, peer traffic stays below it: {}", acs.reason),
+            PeerWay::Unknown => {
+                format!("{joined}, peer traffic stays below it unless ACS redirects it: {}", acs.reason)
+            }
+        },
+    }
 }
 
 fn without_nvlink() -> String {

@@ -5,6 +5,7 @@ use super::{
     Fallback, PathAdvice, PathKind, advice, echo, gpu_to_memory, host_memory, lesser, level_word, name, state_word,
     works,
 };
+use crate::acs::PeerAcs;
 use crate::error::TopologyError;
 use crate::level::Level;
 use crate::model::{Drive, GpuId, HcaId, Host};
@@ -51,7 +52,9 @@ fn by_pcie(host: &Host, from: GpuId, drive: &Drive) -> PathAdvice {
     let via = vec![drive.name.clone()];
     let (kind, gbps, reason, fallback) = match level {
         Some(near @ (Level::Pix | Level::Pxb)) => {
-            let reason = format!("{near}: a switch joins the GPU and the drive");
+            let acs = bdfs.and_then(|(gpu, drive)| host.peer_acs(gpu, drive)).filter(PeerAcs::is_redirected);
+            let but = acs.map_or_else(String::new, |acs| format!(", but {}", acs.reason));
+            let reason = format!("{near}: a switch joins the GPU and the drive{but}");
             let why = format!("where the file system or driver has no GPUDirect Storage: bounce through {memory}");
             let fallback = Fallback { kind: PathKind::Bounce, via: via.clone(), gbps: bounced, reason: why };
             (PathKind::GpudirectStorage, direct, reason, Some(fallback))

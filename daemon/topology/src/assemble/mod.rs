@@ -6,6 +6,7 @@ mod adapters;
 mod driver;
 mod given;
 mod gpus;
+mod health;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -62,6 +63,7 @@ pub fn assemble(mut raw: RawHost, options: &ReadOptions) -> Host {
     let mut host = Host {
         name: raw.name,
         cpu: raw.cpu,
+        kernel: raw.kernel,
         numa_nodes,
         functions,
         netdevs,
@@ -81,6 +83,7 @@ pub fn assemble(mut raw: RawHost, options: &ReadOptions) -> Host {
     if let Some(driver) = driver {
         driver::lay_over(&mut host, driver, &mut warnings);
     }
+    health::judge(&host, &mut warnings);
     host.warnings = bounded(warnings);
     host
 }

@@ -5,6 +5,7 @@
 mod cpu;
 mod device;
 mod driver;
+mod kernel;
 mod nvlink;
 mod pci;
 mod raw;
@@ -16,6 +17,7 @@ pub use device::{
     DeviceNode, Drive, Gid, GidKind, Gpu, GpuId, Hca, HcaId, HcaOrigin, LinkLayer, Netdev, Port, PortState,
 };
 pub use driver::{DriverFacts, Fabric, FabricState, GpuDetail, GpuFacts, Mig, MigSlice, NvLinkBundle, NvLinkRemote};
+pub use kernel::Kernel;
 pub(crate) use nvlink::RawNvLink;
 pub use nvlink::{NvLink, NvLinkEnd, NvLinkKind};
 pub use pci::{NumaId, NumaNode, PciClass, PciFunction, PciRole, Upstream};
@@ -42,6 +44,9 @@ pub struct Host {
     pub name: Option<String>,
     /// Kind of its CPUs, where known.
     pub cpu: Option<CpuKind>,
+    /// Its kernel, where known.
+    #[serde(default)]
+    pub kernel: Option<Kernel>,
     /// NUMA nodes by id. Ids are sparse and some nodes have no CPUs.
     pub numa_nodes: Vec<NumaNode>,
     /// All PCI functions by address.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::acs::Acs;
 use crate::bdf::{Bdf, RootBus};
 use crate::link::Link;
 use crate::source::{SourceKind, Sourced};
@@ -133,6 +134,9 @@ pub struct PciFunction {
     pub driver: Option<String>,
     /// The physical function, if this is a virtual one.
     pub physical_function: Option<Bdf>,
+    /// ACS, of bridges whose configuration space could be read.
+    #[serde(default)]
+    pub acs: Option<Acs>,
     /// Which input listed it.
     pub source: SourceKind,
 }
@@ -153,6 +157,7 @@ impl PciFunction {
             numa: None,
             driver: None,
             physical_function: None,
+            acs: None,
             source,
         }
     }

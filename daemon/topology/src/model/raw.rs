@@ -4,7 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
 use crate::level::Level;
-use crate::model::{CpuKind, Drive, GpuFacts, HcaOrigin, Netdev, NumaId, NumaNode, PciFunction, Port, RawNvLink};
+use crate::model::{
+    CpuKind, Drive, GpuFacts, HcaOrigin, Kernel, Netdev, NumaId, NumaNode, PciFunction, Port, RawNvLink,
+};
 use crate::source::SourceKind;
 
 /// Facts about one host from one input. A reader fills what it knows and leaves the rest empty;
@@ -17,6 +19,8 @@ pub struct RawHost {
     pub name: Option<String>,
     /// Kind of CPU.
     pub cpu: Option<CpuKind>,
+    /// Kernel.
+    pub kernel: Option<Kernel>,
     /// NUMA nodes.
     pub numa_nodes: Vec<NumaNode>,
     /// PCI functions in any order; `role` is not yet meant.
@@ -51,6 +55,7 @@ impl RawHost {
             source,
             name: None,
             cpu: None,
+            kernel: None,
             numa_nodes: Vec::new(),
             functions: Vec::new(),
             hcas: None,

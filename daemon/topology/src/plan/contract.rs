@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::acs::PeerAcs;
 use crate::bdf::Bdf;
 use crate::gdr::Gdr;
 use crate::level::Level;
@@ -64,6 +65,9 @@ pub struct PairPlan {
     pub gbps: Option<f64>,
     /// GPUDirect RDMA between the two.
     pub gdr: Gdr,
+    /// Whether ACS sends traffic between the two up to the root; `None` where no switch joins them.
+    #[serde(default)]
+    pub acs: Option<PeerAcs>,
 }
 
 /// A NIC.

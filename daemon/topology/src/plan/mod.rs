@@ -174,6 +174,7 @@ impl<'a> Pairing<'a> {
             level: self.host.gpu_hca_level(gpu, nic),
             gbps: self.host.gpu_hca_bottleneck(gpu, nic).map(|narrowest| round(narrowest.gbps)),
             gdr: self.gdr(gpu, nic),
+            acs: self.host.gpu_hca_acs(gpu, nic),
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::acs::PeerAcs;
 use crate::level::Level;
 use crate::model::{GpuId, HcaId, HcaOrigin, Upstream};
 use crate::plan::Pairing;
@@ -74,6 +75,9 @@ impl Pairing<'_> {
         for (nic, reasons) in demoted.filter(|(_, reasons)| !reasons.is_empty()) {
             words += &format!("; {} {}", self.name(nic), reasons.join(" and "));
         }
+        if let Some(acs) = assigned.iter().find_map(|nic| self.redirected(gpu, *nic)) {
+            words += &format!("; {}", acs.reason);
+        }
         words
     }
 
@@ -114,6 +118,7 @@ impl Pairing<'_> {
             }
         }
         warnings.extend(self.far_pairs());
+        warnings.extend(self.redirected_pairs());
         warnings.extend(self.host.slow_links());
         if self.is_flat() {
             warnings.push(
@@ -122,6 +127,28 @@ impl Pairing<'_> {
             );
         }
         warnings
+    }
+
+    fn redirected(&self, gpu: GpuId, nic: HcaId) -> Option<PeerAcs> {
+        self.host.gpu_hca_acs(gpu, nic).filter(PeerAcs::is_redirected)
+    }
+
+    /// One warning for all pairs whose traffic ACS sends up.
+    fn redirected_pairs(&self) -> Option<String> {
+        let gpus = (0..self.host.gpus.len()).map(GpuId);
+        let pairs = gpus.flat_map(|gpu| self.choice.of_gpu(gpu).iter().map(move |nic| (gpu, *nic)));
+        let gpu_name = |gpu: GpuId| self.host.gpu(gpu).map_or_else(String::new, |gpu| gpu.name.clone());
+        let name = |(gpu, nic): (GpuId, HcaId)| format!("{}-{}", gpu_name(gpu), self.name(nic));
+        let redirected: Vec<(GpuId, HcaId)> =
+            pairs.filter(|(gpu, nic)| self.redirected(*gpu, *nic).is_some()).collect();
+        let (gpu, nic) = *redirected.first()?;
+        let reason = self.redirected(gpu, nic)?.reason;
+        let names: Vec<String> = redirected.into_iter().map(name).collect();
+        Some(format!(
+            "{}: no traffic stays below the switch ({reason}); where no guest needs the isolation, turn ReqRedir and \
+             CmpltRedir off in these ports (kernel parameter pci=disable_acs_redir=)",
+            list(&names)
+        ))
     }
 
     fn far_pairs(&self) -> Vec<String> {

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
+use crate::acs::Acs;
 use crate::bdf::{Bdf, RootBus};
 use crate::level::Level;
 use crate::link::{Link, LinkRate, LinkSpeed, LinkWidth};
 use crate::model::{
-    CpuKind, Drive, Gid, GidKind, GivenLevel, HcaOrigin, LinkLayer, NamedGpu, Netdev, NumaId, NumaNode, NvLinkRemote,
-    PciClass, PciFunction, Port, PortState, RawHca, RawHost, RawNvLink, Upstream,
+    CpuKind, Drive, Gid, GidKind, GivenLevel, HcaOrigin, Kernel, LinkLayer, NamedGpu, Netdev, NumaId, NumaNode,
+    NvLinkRemote, PciClass, PciFunction, Port, PortState, RawHca, RawHost, RawNvLink, Upstream,
 };
 use crate::profile::gpu;
 use crate::profile::line::Line;
@@ -98,6 +99,11 @@ impl Reader {
                     model: line.take_parsed("model")?,
                 });
             }
+            "kernel" => {
+                let release = line.name("a release")?;
+                let iommu_passthrough = line.take("iommu_passthrough").map(yes_or_no).transpose()?;
+                self.raw.kernel = Some(Kernel { release, iommu_passthrough });
+            }
             "module" => self.raw.peer_memory_modules.push(line.name("a module")?),
             "net" => self.net(&mut line)?,
             "drive" => self.drive(&mut line)?,
@@ -153,6 +159,7 @@ impl Reader {
         function.driver = line.take_name("driver")?;
         function.subsystem = line.take("sub").map(ids).transpose()?;
         function.physical_function = line.take_parsed("physfn")?;
+        function.acs = line.take("acs").map(acs).transpose()?;
         if line.flag("whole-switch") {
             // Only NCCL lists switches so; assembly knows them by it.
             function.source = SourceKind::NcclXml;
@@ -296,6 +303,19 @@ impl Reader {
         self.raw.hcas = self.has_rdma_class.then_some(self.hcas);
         self.raw
     }
+}
+
+fn yes_or_no(word: &str) -> Result<bool, String> {
+    match word {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        other => Err(format!("`{other}`: want yes or no")),
+    }
+}
+
+fn acs(word: &str) -> Result<Acs, String> {
+    Acs::parse(word)
+        .ok_or_else(|| format!("acs=`{word}`: want none, off, or names as lspci has them, as in ReqRedir,CmpltRedir"))
 }
 
 fn origin(word: &str) -> Result<HcaOrigin, String> {

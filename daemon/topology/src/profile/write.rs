@@ -31,6 +31,10 @@ fn write_all(out: &mut String, host: &Host) -> std::fmt::Result {
         let (family, model) = (number("family", cpu.family), number("model", cpu.model));
         writeln!(out, "cpu {}{}{family}{model}", encode(&cpu.arch), name_key("vendor", cpu.vendor.as_deref()))?;
     }
+    if let Some(kernel) = &host.kernel {
+        let passthrough = kernel.iommu_passthrough.map(|yes| if yes { "yes" } else { "no" }.to_owned());
+        writeln!(out, "kernel {}{}", encode(&kernel.release), key("iommu_passthrough", passthrough))?;
+    }
     for node in &host.numa_nodes {
         write!(out, "numa {}", node.id)?;
         if let Some(cpus) = &node.cpus {
@@ -117,11 +121,12 @@ fn write_function(out: &mut String, function: &PciFunction, above: Option<NumaId
     let subsystem = function.subsystem.map(|(vendor, device)| format!("{vendor:04x}:{device:04x}"));
     writeln!(
         out,
-        "{}{}{}{}{}",
+        "{}{}{}{}{}{}",
         key("numa", numa.map(|numa| numa.to_string())),
         name_key("driver", function.driver.as_deref()),
         key("sub", subsystem),
         key("physfn", function.physical_function.map(|bdf| bdf.to_string())),
+        key("acs", function.acs.map(|acs| acs.to_string())),
         if function.role == PciRole::Switch { " whole-switch" } else { "" },
     )
 }

@@ -74,6 +74,10 @@ pub struct TopoLink {
     pub gbps: Option<f64>,
     /// What it could carry.
     pub max_gbps: Option<f64>,
+    /// ACS of a bridge: `none` without the capability, else what is on, as lspci names it (`off`,
+    /// `ReqRedir,CmpltRedir`); null where it is not known.
+    #[serde(default)]
+    pub acs: Option<String>,
 }
 
 /// A snapshot and the plan in force as `gdrd.topo/v1`.
@@ -92,6 +96,7 @@ pub fn topo(snapshot: &Snapshot, plan: &Plan) -> Topo {
         role: function.role,
         gbps: function.link.current.map(LinkRate::gbps),
         max_gbps: function.link.max.map(LinkRate::gbps),
+        acs: function.acs.map(|acs| acs.to_string()),
     });
     Topo {
         schema: TOPO_SCHEMA.to_owned(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::acs::Acs;
 use crate::bdf::{Bdf, RootBus};
 use crate::model::{Drive, Gpu, Hca, Host, NvLinkEnd, PciClass, PciFunction, PciRole, PortState, Upstream};
 use crate::plan::contract::Plan;
@@ -133,6 +134,9 @@ impl<'a> Printer<'a> {
                 true => paint(Part::SlowLink, &format!("[{rate} (below its maximum)]")),
                 false => paint(Part::Faint, &format!("[{rate}]")),
             });
+        }
+        if function.acs.is_some_and(Acs::redirects) {
+            words.push(paint(Part::SlowLink, "ACS redirects"));
         }
         words.join("  ")
     }

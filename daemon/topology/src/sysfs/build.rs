@@ -12,6 +12,7 @@ use crate::bdf::Bdf;
 use crate::guid;
 use crate::link::{Link, LinkRate};
 use crate::model::{Drive, Gid, GidKind, Hca, HcaOrigin, Host, LinkLayer, Netdev, PciFunction, Port, Upstream};
+use crate::sysfs::config;
 
 /// Writes `host` below `root` as `sys/` and `proc/`. The folder may exist, what is written must not.
 ///
@@ -42,6 +43,7 @@ pub fn build(host: &Host, root: &Path) -> io::Result<()> {
     }
     writer.numa_nodes()?;
     writer.cpu()?;
+    writer.kernel()?;
     writer.routes()
 }
 
@@ -122,6 +124,9 @@ impl Writer<'_> {
         self.file(&format!("{path}/numa_node"), numa)?;
         self.file(&format!("{path}/uevent"), uevent(function))?;
         self.link_files(&path, function.link)?;
+        if let Some(acs) = function.acs {
+            fs::write(self.root.join(format!("{path}/config")), config::space_with(acs))?;
+        }
         if let Some(physical) = function.physical_function {
             self.link(&format!("{path}/physfn"), &self.path_of(physical))?;
         }
@@ -267,6 +272,16 @@ impl Writer<'_> {
             }
         };
         self.file("proc/cpuinfo", lines.join("\n"))
+    }
+
+    fn kernel(&self) -> io::Result<()> {
+        let Some(kernel) = &self.host.kernel else { return Ok(()) };
+        self.folder("proc/sys/kernel")?;
+        self.file("proc/sys/kernel/osrelease", &kernel.release)?;
+        match kernel.iommu_passthrough {
+            Some(yes) => self.file("proc/cmdline", format!("iommu.passthrough={}", u8::from(yes))),
+            None => Ok(()),
+        }
     }
 
     fn routes(&self) -> io::Result<()> {

@@ -6,6 +6,7 @@
 pub(crate) mod archive;
 pub mod build;
 pub mod capture;
+mod config;
 mod disk;
 mod fabric;
 mod memory;
@@ -38,6 +39,7 @@ fn facts(tree: &Tree, source: SourceKind) -> Result<RawHost, TopologyError> {
     raw.cpu = others::cpu(tree);
     raw.numa_nodes = others::numa_nodes(tree);
     raw.functions = pci::read(tree, source)?;
+    raw.kernel = others::kernel(tree, &raw.functions);
     raw.hcas = rdma::read(tree)?;
     raw.netdevs = others::netdevs(tree, source);
     raw.drives = others::drives(tree, source);

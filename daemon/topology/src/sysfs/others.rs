@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::bdf::Bdf;
-use crate::model::{CpuKind, Drive, Netdev, NumaId, NumaNode};
+use crate::model::{CpuKind, Drive, Kernel, Netdev, NumaId, NumaNode, PciClass, PciFunction};
 use crate::source::SourceKind;
 use crate::sysfs::fabric;
 use crate::sysfs::pci::device_path;
@@ -88,6 +88,36 @@ pub(super) fn drives(tree: &Tree, source: SourceKind) -> Vec<Drive> {
 pub(super) fn cpu(tree: &Tree) -> Option<CpuKind> {
     let lines = tree.table("proc/cpuinfo");
     CpuKind::of_cpuinfo(lines.iter().map(String::as_str))
+}
+
+/// Kernel, from proc(5) `/proc/sys/kernel/osrelease` and `/proc/cmdline`, and of the IOMMU groups of display devices
+/// their type (Linux `Documentation/ABI/testing/sysfs-kernel-iommu_groups`).
+pub(super) fn kernel(tree: &Tree, functions: &[PciFunction]) -> Option<Kernel> {
+    let release = tree.text("proc/sys/kernel/osrelease").filter(|release| !release.is_empty())?;
+    let iommu_passthrough = by_group(tree, functions).or_else(|| by_command_line(tree));
+    Some(Kernel { release, iommu_passthrough })
+}
+
+fn by_group(tree: &Tree, functions: &[PciFunction]) -> Option<bool> {
+    let is_display = |function: &&PciFunction| {
+        matches!(function.subclass(), PciClass::VGA | PciClass::CONTROLLER_3D | PciClass::DISPLAY_OTHER)
+    };
+    let of =
+        |function: &PciFunction| tree.quiet_text(&format!("sys/bus/pci/devices/{}/iommu_group/type", function.bdf));
+    let types: Vec<String> = functions.iter().filter(is_display).filter_map(of).collect();
+    (!types.is_empty()).then(|| types.iter().any(|kind| kind == "identity"))
+}
+
+/// Linux `Documentation/admin-guide/kernel-parameters.txt`: `iommu.passthrough`, and `iommu=pt` of x86.
+fn by_command_line(tree: &Tree) -> Option<bool> {
+    let line = tree.quiet_text("proc/cmdline")?;
+    let mut told = line.split_whitespace().rev().filter_map(|word| match word.split_once('=')? {
+        ("iommu.passthrough", value) => Some(matches!(value, "1" | "y" | "Y" | "on")),
+        ("iommu", "pt") => Some(true),
+        ("iommu", "nopt") => Some(false),
+        _ => None,
+    });
+    told.next()
 }
 
 /// NUMA nodes that are on line. Ids need not start at 0.

@@ -7,6 +7,7 @@ use crate::error::TopologyError;
 use crate::link::{Link, LinkRate, LinkSpeed, LinkWidth};
 use crate::model::{NumaId, PciClass, PciFunction, Upstream};
 use crate::source::{SourceKind, Sourced};
+use crate::sysfs::config;
 use crate::sysfs::place::{Step, steps};
 use crate::sysfs::tree::Tree;
 
@@ -90,16 +91,19 @@ fn function(tree: &Tree, step: Step, source: SourceKind) -> PciFunction {
     let (vendor, device) = uevent.ids.unzip();
     let (sub_vendor, sub_device) = uevent.subsystem.unzip();
     let class = uevent.class.or_else(|| hex(tree, &at("class")));
+    let class = class.filter(|class| *class <= 0xff_ffff).map(PciClass);
     PciFunction {
         vendor: id(vendor, "vendor"),
         device: id(device, "device"),
         subsystem: id(sub_vendor, "subsystem_vendor").zip(id(sub_device, "subsystem_device")),
-        class: class.filter(|class| *class <= 0xff_ffff).map(PciClass),
+        class,
         upstream: step.upstream,
         link: link(tree, &step.path),
         numa: numa(tree, &at("numa_node")).map(|numa| Sourced::new(numa, source)),
         driver: uevent.driver.or_else(|| tree.target_name(&at("driver"))),
         physical_function: tree.target_name(&at("physfn")).and_then(|name| name.parse().ok()),
+        // Peer traffic turns at ports, so that of other functions it does not matter.
+        acs: class.filter(|class| class.is_bridge()).and_then(|_| config::acs(tree, &step.path)),
         ..PciFunction::new(step.bdf, source)
     }
 }

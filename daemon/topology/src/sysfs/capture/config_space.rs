@@ -9,7 +9,7 @@ use super::pseudonym::Pseudonyms;
 /// Header that every function has and everyone may read.
 pub(super) const HEADER_BYTES: usize = 64;
 /// Conventional space; extended capabilities begin here.
-const EXTENDED: usize = 256;
+pub(super) const EXTENDED: usize = 256;
 /// All of it.
 pub(super) const MAX_BYTES: usize = 4096;
 

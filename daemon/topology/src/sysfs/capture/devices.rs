@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::config_space::{HEADER_BYTES, MAX_BYTES, redact};
+use super::config_space::{EXTENDED, HEADER_BYTES, MAX_BYTES, redact};
 use super::pseudonym::Pseudonyms;
 use super::{Copier, Entry};
 use crate::bdf::Bdf;
@@ -84,6 +84,9 @@ fn function(copier: &mut Copier<'_>, folder: &str, bdf: Bdf) {
     for link in ["physfn", "iommu_group"] {
         copier.link(&format!("{folder}/{link}"));
     }
+    if let Some(group) = copier.tree.target(&format!("{folder}/iommu_group")) {
+        copier.copy(&group, &["type"]);
+    }
     if let Some(driver) = copier.tree.target_name(&format!("{folder}/driver")) {
         copier.link_to(&format!("{folder}/driver"), &format!("sys/bus/pci/drivers/{driver}"));
     }
@@ -103,7 +106,9 @@ fn function(copier: &mut Copier<'_>, folder: &str, bdf: Bdf) {
 /// The end of the space that is zero anyway says nothing; a header stays whole.
 fn without_trailing_zeros(mut bytes: Vec<u8>) -> Vec<u8> {
     let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-    bytes.truncate(used.next_multiple_of(HEADER_BYTES));
+    // A first zero of extended space says that there is no capability in it, which must not be lost.
+    let least = if bytes.len() > EXTENDED { EXTENDED + HEADER_BYTES } else { 0 };
+    bytes.truncate(used.next_multiple_of(HEADER_BYTES).max(least));
     bytes
 }
 
@@ -288,6 +293,9 @@ pub(super) fn proc(copier: &mut Copier<'_>) {
     let cpu: Vec<&str> = cpu.iter().filter(is_kind).map(String::as_str).collect();
     if !cpu.is_empty() {
         copier.file("proc/cpuinfo", &cpu.join("\n"));
+    }
+    if let Some(release) = copier.tree.quiet_text("proc/sys/kernel/osrelease") {
+        copier.file("proc/sys/kernel/osrelease", &release);
     }
     if let Some(line) = copier.tree.quiet_text("proc/cmdline") {
         let wanted = |word: &&str| PARAMETERS.contains(&word.split_once(['=', '.']).map_or(*word, |(name, _)| name));
