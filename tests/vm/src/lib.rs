@@ -66,6 +66,30 @@ pub fn node() -> u8 {
 /// # Panics
 /// When it fails.
 pub fn ip(arguments: &[&str]) {
-    let status = Command::new("ip").args(arguments).status().expect("the guest has ip");
-    assert!(status.success(), "ip {arguments:?}: {status}");
+    run("ip", arguments);
+}
+
+/// What a program prints that must succeed.
+///
+/// # Panics
+/// When it fails.
+pub fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.unwrap_or_else(|error| unreachable!("the guest has no {program}: {error}"));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {}: {error}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// How many objects of this kind (`pd`, `cq`, `qp`, `mr`, `ctx`) the kernel holds on a device (rdma-resource(8)). A few
+/// are its own.
+///
+/// # Panics
+/// When it does not say.
+#[must_use]
+pub fn kernel_holds(hca: &str, kind: &str) -> u64 {
+    let shown = run("rdma", &["resource", "show", hca]);
+    let mut words = shown.split_whitespace();
+    let count = words.by_ref().find(|word| *word == kind).and_then(|_| words.next());
+    count.and_then(|count| count.parse().ok()).unwrap_or_else(|| unreachable!("no {kind} in {shown:?}"))
 }

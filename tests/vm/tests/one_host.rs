@@ -5,14 +5,13 @@
 mod common;
 
 use std::os::fd::AsFd;
-use std::process::Command as Program;
 
 use common::{Side, daemon, join};
 use gdrd_hal::{Access, GidType, Hca, HcaError, HcaEvent, MemorySource, PortState, QueuePairConfig, QueuePairType};
 use gdrd_harness::script::{Command, Local, Remote, Work};
 use gdrd_harness::{PATIENCE, User};
 use gdrd_verbs::Options;
-use gdrd_vm::{HCA, NETDEV, host_memory, ip, open_hca, open_hca_with};
+use gdrd_vm::{HCA, NETDEV, host_memory, ip, kernel_holds, open_hca, open_hca_with};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const BUFFER_BYTES: u64 = 4 << 20;
@@ -24,15 +23,6 @@ fn connected_pair(daemon: &gdrd_harness::Daemon, user: User) -> (Side, Side) {
     let mut sides = (Side::new(daemon, user, BUFFER_BYTES), Side::new(daemon, user, BUFFER_BYTES));
     join(&mut sides.0, &mut sides.1);
     sides
-}
-
-/// How many objects of this kind the kernel holds for programs on the device (rdma-resource(8)).
-fn kernel_holds(kind: &str) -> u64 {
-    let output = Program::new("rdma").args(["resource", "show", HCA]).output().expect("the guest has rdma");
-    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
-    let mut words = shown.split_whitespace();
-    let count = words.by_ref().find(|word| *word == kind).and_then(|_| words.next());
-    count.and_then(|count| count.parse().ok()).unwrap_or_else(|| unreachable!("no {kind} in {shown:?}"))
 }
 
 #[test]
@@ -100,11 +90,11 @@ fn keys_of_another_tenant_and_of_a_released_lease_reach_nothing() {
 
 #[test]
 fn a_killed_client_and_a_stopped_daemon_leave_nothing_in_the_kernel() {
-    let regions_before = kernel_holds("mr");
-    let queue_pairs_before = kernel_holds("qp");
+    let regions_before = kernel_holds(HCA, "mr");
+    let queue_pairs_before = kernel_holds(HCA, "qp");
     let daemon = daemon();
     let (near, mut far) = connected_pair(&daemon, User::Own);
-    assert!(kernel_holds("mr") > regions_before && kernel_holds("qp") >= queue_pairs_before + 2);
+    assert!(kernel_holds(HCA, "mr") > regions_before && kernel_holds(HCA, "qp") >= queue_pairs_before + 2);
     let lost = near.lease_id;
     near.puppet.kill();
     gdrd_harness::wait_until("the lease of the killed client to end", || {
@@ -114,8 +104,8 @@ fn a_killed_client_and_a_stopped_daemon_leave_nothing_in_the_kernel() {
     });
     drop(far);
     assert!(daemon.stop().success());
-    assert_eq!((kernel_holds("mr"), kernel_holds("qp")), (regions_before, queue_pairs_before));
-    assert_eq!(kernel_holds("ctx"), 0, "no context is left open");
+    assert_eq!((kernel_holds(HCA, "mr"), kernel_holds(HCA, "qp")), (regions_before, queue_pairs_before));
+    assert_eq!(kernel_holds(HCA, "ctx"), 0, "no context is left open");
 }
 
 /// Waits for an event of the device.

@@ -20,7 +20,13 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn new(daemon: &Daemon, user: User, len_bytes: u64) -> Self {
-        let mut puppet = Puppet::connected_as(daemon, user);
+        Self::at(&daemon.runtime_dir_text(), user, len_bytes)
+    }
+
+    /// With the daemon whose sockets are in this folder.
+    pub(crate) fn at(runtime_dir: &str, user: User, len_bytes: u64) -> Self {
+        let mut puppet = Puppet::start_as(user);
+        puppet.run(Command::Connect { runtime_dir: runtime_dir.to_owned() });
         let hca = gdrd_vm::HCA.to_owned();
         let lease = puppet.run(Command::AcquireHost { buffer: "b".into(), hca: hca.clone(), size: len_bytes });
         let queue_pair =

@@ -1,0 +1,146 @@
+//! A guest with Debian's own systemd: gdrd installed and enabled as its installer says, in its own sandbox, with a
+//! watchdog that is real.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::fs;
+use std::sync::Once;
+
+use common::{Side, join};
+use gdrd_harness::{User, wait_until};
+use gdrd_vm::{HCA, kernel_holds, run};
+use rustix::process::{Pid, Signal, kill_process};
+
+const UNIT: &str = "gdrd.service";
+const UNITS: [&str; 3] = ["gdrd.socket", "gdrd-session.socket", UNIT];
+const RUNTIME_DIR: &str = "/run/gdrd";
+const BUFFER_BYTES: u64 = 2 << 20;
+/// The unit's own period would make the test of a hang wait for half a minute.
+const DROP_IN: &str = "[Service]\nWatchdogSec=10s\n";
+
+/// What `make install` asks an operator to do, once in the life of the guest; and the service runs.
+fn serving() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        run("systemctl", &["is-system-running", "--wait"]);
+        make_hca();
+        run("systemd-sysusers", &[]);
+        run("systemd-tmpfiles", &["--create"]);
+        fs::create_dir_all("/etc/systemd/system/gdrd.service.d").expect("the guest's root can be written");
+        fs::write("/etc/systemd/system/gdrd.service.d/watchdog.conf", DROP_IN).expect("a drop-in can be written");
+        run("systemctl", &["daemon-reload"]);
+        run("systemctl", &["enable", "--now", UNITS[0], UNITS[1], UNITS[2]]);
+    });
+    run("systemctl", &["start", UNITS[0], UNITS[1], UNITS[2]]);
+}
+
+/// A soft RoCE device on the only NIC, which udev has named.
+fn make_hca() {
+    for module in ["virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe"] {
+        run("modprobe", &[module]);
+    }
+    run("udevadm", &["settle"]);
+    let names = fs::read_dir("/sys/class/net").expect("a guest has interfaces");
+    let mut names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let netdev = names.find(|name| name != "lo").expect("a guest has a NIC");
+    run("ip", &["address", "add", "10.77.0.1/24", "dev", &netdev]);
+    run("ip", &["link", "set", &netdev, "mtu", "4200", "up"]);
+    run("rdma", &["link", "add", HCA, "type", "rxe", "netdev", &netdev]);
+    // The device node and its mode are udev's work.
+    run("udevadm", &["settle"]);
+}
+
+/// A property of the service (systemctl(1), show).
+fn property(name: &str) -> String {
+    run("systemctl", &["show", "--value", "--property", name, UNIT]).trim().to_owned()
+}
+
+fn main_pid() -> u32 {
+    property("MainPID").parse().expect("systemd knows the number of its process")
+}
+
+fn signal(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("the service has a process");
+    kill_process(pid, signal).expect("its process is there");
+}
+
+/// What `/proc` says of the daemon.
+fn proc_status(field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{}/status", main_pid())).expect("the daemon runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.map(|value| value.trim().to_owned()).unwrap_or_else(|| unreachable!("no {field} in {status}"))
+}
+
+/// Two clients move content through the daemon of the service.
+fn moves_content() {
+    let mut sides = [(); 2].map(|()| Side::at(RUNTIME_DIR, User::Own, BUFFER_BYTES));
+    let [near, far] = &mut sides;
+    join(near, far);
+    near.fill(7);
+    near.write_all_to(&far.blob);
+    assert_eq!(near.digest(), far.digest());
+}
+
+/// Waits until another process than `before` serves.
+fn await_another(before: u32) {
+    wait_until("systemd starts another daemon", || {
+        let now = (property("ActiveState"), main_pid());
+        if now.0 == "active" && now.1 != before && now.1 != 0 { Ok(()) } else { Err(now) }
+    });
+}
+
+#[test]
+fn the_installed_unit_serves_the_devices_of_this_host_from_within_its_sandbox() {
+    serving();
+    assert_eq!((property("ActiveState"), property("Type")), ("active".into(), "notify".into()));
+    assert!(property("StatusText").contains("verbs"), "{}", property("StatusText"));
+    moves_content();
+    let told = run("gdrctl", &["status"]);
+    assert!(told.contains(&format!("serves {HCA}")), "{told}");
+
+    let owner = fs::read_to_string("/etc/passwd").expect("it is there");
+    let uid = owner.lines().find_map(|line| line.strip_prefix("gdrd:x:")?.split(':').next());
+    assert_eq!(proc_status("Uid").split_whitespace().next(), uid, "not root");
+    let none = "0000000000000000";
+    for capabilities in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(proc_status(capabilities), none, "{capabilities}");
+    }
+    assert_eq!((proc_status("NoNewPrivs"), proc_status("Seccomp")), ("1".into(), "2".into()));
+    let mounts = fs::read_to_string(format!("/proc/{}/mountinfo", main_pid())).expect("the daemon runs");
+    // Fields 5 and 6 of proc_pid_mountinfo(5): mount point and its options.
+    let root = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).rfind(|fields| fields[4] == "/");
+    assert!(root.is_some_and(|fields| fields[5].split(',').any(|option| option == "ro")), "{mounts}");
+    // Its own count of what a service may still do: 0 nothing, 10 everything.
+    run("systemd-analyze", &["security", "--threshold=40", UNIT]);
+}
+
+#[test]
+fn a_client_of_the_socket_starts_the_service() {
+    serving();
+    run("systemctl", &["stop", UNIT]);
+    assert_eq!((property("ActiveState"), property("Result")), ("inactive".into(), "success".into()));
+    assert_eq!(kernel_holds(HCA, "ctx"), 0, "what it held is gone");
+    moves_content();
+    assert_eq!(property("ActiveState"), "active");
+}
+
+#[test]
+fn a_daemon_that_hangs_is_ended_by_the_watchdog_and_another_serves() {
+    serving();
+    let before = main_pid();
+    signal(before, Signal::STOP);
+    await_another(before);
+    let journal = run("journalctl", &["--no-pager", "--unit", UNIT]);
+    assert!(journal.contains("Watchdog timeout"), "{journal}");
+    moves_content();
+}
+
+#[test]
+fn a_killed_daemon_is_started_again() {
+    serving();
+    let before = main_pid();
+    signal(before, Signal::KILL);
+    await_another(before);
+    moves_content();
+}
