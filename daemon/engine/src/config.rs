@@ -20,6 +20,9 @@ pub struct Limits {
     /// Descriptors that buffers, queue pairs and sessions may take together. Default no limit; the daemon sets it
     /// from its RLIMIT_NOFILE, so that what one tenant leases leaves room for others to connect.
     pub max_descriptors: u32,
+    /// Descriptors that are kept for the next daemon, where any are. Default no limit; the daemon sets it from what its
+    /// keeper takes.
+    pub max_kept_descriptors: u32,
     /// Sessions of all tenants. Default 1024.
     pub max_sessions: u32,
     /// Leases held by one session. Default 4096.
@@ -54,6 +57,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_descriptors: u32::MAX,
+            max_kept_descriptors: u32::MAX,
             max_sessions: 1024,
             max_leases_per_session: 4096,
             max_waiting_acquires_per_session: 64,
@@ -113,11 +117,13 @@ pub struct Timeouts {
     pub drain: Duration,
     /// For everything to be given back when the engine stops. Default 10 s.
     pub shutdown: Duration,
+    /// For the registrations of leases that an earlier daemon left, before those that are there are served. Default 60 s.
+    pub restore: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { drain: Duration::from_secs(2), shutdown: Duration::from_secs(10) }
+        Self { drain: Duration::from_secs(2), shutdown: Duration::from_secs(10), restore: Duration::from_secs(60) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The public handle.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,12 +13,13 @@ use crate::config::EngineConfig;
 use crate::core::{CallId, Input};
 use crate::error::EngineError;
 use crate::ids::{DeviceNumber, Generation, LeaseId, QueuePairId, SessionId, Token};
+use crate::keep::Continuity;
 use crate::lease::{AcquireRequest, LeaseEvent, LeaseGrant, LeasePage, MemoryKind};
 use crate::peer::Peer;
 use crate::plan::HostPlan;
 use crate::queue_pair::{QueuePairGrant, QueuePairPage, QueuePairRequest};
 use crate::runtime::{Answered, Runtime};
-use crate::session::{SessionOpened, Viewer};
+use crate::session::{SessionOpened, SessionResumed, Viewer};
 use crate::stats::Stat;
 
 /// What the host has.
@@ -72,8 +74,39 @@ impl Engine {
     /// # Errors
     /// `BadArgument` for a configuration out of range; `Internal` when a thread cannot be started.
     pub fn start(config: EngineConfig, hardware: Hardware) -> Result<Self, EngineError> {
-        let runtime = Runtime::start(config, hardware)?;
+        let runtime = Runtime::start(config, hardware, None)?;
         Ok(Self { running: Arc::new(Running(runtime)) })
+    }
+
+    /// Starts an engine that takes up what an earlier daemon left, and keeps what it has for the next one. Returns once
+    /// the leases that it took up are registered again, with fresh keys; what cannot be registered is revoked. What was
+    /// kept and belongs to nothing is closed. Blocks on drivers, at most about [`crate::Timeouts::restore`].
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn take_up(
+        config: EngineConfig,
+        hardware: Hardware,
+        continuity: Continuity,
+    ) -> Result<(Self, Vec<SessionResumed>), EngineError> {
+        let Continuity { keeper, journal, kept } = continuity;
+        let runtime = Runtime::start(config, hardware, Some(keeper))?;
+        let engine = Self { running: Arc::new(Running(Arc::clone(&runtime))) };
+        Ok((engine, runtime.restore(journal, kept)))
+    }
+
+    /// Has the socket of a session just opened kept for the next daemon. Returns once it is; blocks on the keeper. Does
+    /// nothing where nothing is kept.
+    pub fn keep_session(&self, session: SessionId, socket: BorrowedFd<'_>) {
+        self.runtime().keep_session(session, socket);
+    }
+
+    /// Goes on with a session of an earlier daemon, for the peer that its socket names now.
+    ///
+    /// # Errors
+    /// `NotAllowed`, `OpaquePeer`, `SessionEnded`.
+    pub fn resume_session(&self, session: SessionId, peer: &Peer) -> Result<(), EngineError> {
+        self.runtime().resume_session(session, peer)
     }
 
     /// Ends every session, gives back everything and joins the engine's threads. Blocks until that is done, at most

@@ -17,6 +17,8 @@ mod core;
 mod engine;
 mod error;
 mod ids;
+mod journal;
+mod keep;
 mod lease;
 mod peer;
 mod plan;
@@ -34,6 +36,7 @@ pub use config::{BrokerConfig, EngineConfig, GpuProof, Limits, PoolConfig, Timeo
 pub use engine::{Engine, Hardware};
 pub use error::{EngineError, ErrorKind};
 pub use ids::{DeviceNumber, Generation, LeaseId, QueuePairId, RemoteKey, SessionId, SlotId, Token};
+pub use keep::{Continuity, Keeper, Name, NotAName, Watch};
 pub use lease::{
     AcquireRequest, LeaseEvent, LeaseEventKind, LeaseGrant, LeaseInfo, LeasePage, LeaseState, MemoryKind, MemoryPlace,
     RegistrationInfo,
@@ -42,5 +45,5 @@ pub use peer::{Peer, TenantKey};
 pub use plan::{HostPlan, PlannedGpu};
 pub use policy::{Policy, Prewarm, Quota, Rule, Subject};
 pub use queue_pair::{QueuePairGrant, QueuePairInfo, QueuePairPage, QueuePairRequest};
-pub use session::{SessionEvent, SessionOpened, Viewer};
+pub use session::{SessionEvent, SessionOpened, SessionResumed, Viewer};
 pub use stats::Stat;

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use futures_channel::mpsc;
 
-use crate::ids::{QueuePairId, SessionId, Token};
+use crate::ids::{LeaseId, QueuePairId, SessionId, Token};
 use crate::peer::Peer;
 
 /// A session just opened. The server closes it when its socket ends or its peer's pidfd becomes readable.
@@ -17,6 +17,24 @@ pub struct SessionOpened {
     /// The tenant's generation page, to be mapped read-only.
     pub generation_page: OwnedFd,
     /// What the engine has to tell the client. Ends when the session is closed.
+    pub events: mpsc::Receiver<SessionEvent>,
+}
+
+/// A session of an earlier daemon that goes on. The server reads its peer from the socket again and calls
+/// [`crate::Engine::resume_session`], or closes it.
+#[derive(Debug)]
+pub struct SessionResumed {
+    /// Identity, as before.
+    pub session: SessionId,
+    /// Its socket.
+    pub socket: OwnedFd,
+    /// Leases that it holds, as far as the daemon before knew: its client may have given up on the newest ones.
+    pub leases: Vec<LeaseId>,
+    /// Its queue pairs, all of them in ERR.
+    pub queue_pairs: Vec<QueuePairId>,
+    /// No delivery of the daemon before had a greater number.
+    pub last_delivery: u64,
+    /// As [`SessionOpened::events`].
     pub events: mpsc::Receiver<SessionEvent>,
 }
 

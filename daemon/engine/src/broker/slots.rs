@@ -127,9 +127,9 @@ struct Slot {
 }
 
 impl Slot {
-    fn new() -> Self {
+    fn new(generation: u64) -> Self {
         Self {
-            gate: Gate::new(FIRST_GENERATION),
+            gate: Gate::new(generation),
             receives: AtomicU32::new(0),
             was_quiet: AtomicBool::new(true),
             key: AtomicU64::new(0),
@@ -204,6 +204,17 @@ impl SlotTable {
             chunks: std::iter::repeat_with(OnceLock::new).take(chunks).collect(),
             waiters: Mutex::new(BTreeMap::new()),
         }
+    }
+
+    /// A table of `capacity` empty slots, of which the first are at these generations.
+    #[must_use]
+    pub fn restored(capacity: u32, generations: &[u64]) -> Self {
+        let table = Self::new(capacity);
+        for (cell, used) in table.chunks.iter().zip(generations.chunks(CHUNK_SLOTS)) {
+            let unused = std::iter::repeat(&FIRST_GENERATION);
+            cell.get_or_init(|| used.iter().chain(unused).take(CHUNK_SLOTS).map(|g| Slot::new(*g)).collect());
+        }
+        table
     }
 
     /// Slots there are.
@@ -366,7 +377,8 @@ impl SlotTable {
             return Err(missing);
         }
         let chunk = self.chunks.get(index / CHUNK_SLOTS).ok_or(missing)?;
-        let chunk = chunk.get_or_init(|| std::iter::repeat_with(Slot::new).take(CHUNK_SLOTS).collect());
+        let chunk =
+            chunk.get_or_init(|| std::iter::repeat_with(|| Slot::new(FIRST_GENERATION)).take(CHUNK_SLOTS).collect());
         chunk.get(index % CHUNK_SLOTS).ok_or(missing)
     }
 }

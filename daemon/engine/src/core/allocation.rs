@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::pool::PoolKey;
 use super::{AllocationId, Core, Deadline, Effect, Failure, FailureKind, HcaIndex, Job, Place, TenantId};
 use crate::ids::{Generation, LeaseId, SlotId};
+use crate::keep::Name;
 
 /// Where a piece of memory is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub(crate) enum Stage {
     Quiescing,
     Deregistering,
     Scrubbing,
+    /// Taken up from an earlier daemon with its lease; its registrations are being made anew.
+    Remaking,
     /// No NIC reaches it; its lease lives on for mappings.
     Revoked,
     /// Waits for others to be freed, then is tried once more.
@@ -58,6 +61,8 @@ pub(crate) struct Allocation {
     pub(super) retried: bool,
     pub(crate) lease: Option<LeaseId>,
     pub(crate) registrations: Vec<RegistrationState>,
+    /// Under which its memory and its dma-buf are kept, from its first registration on.
+    pub(crate) names: Option<[Name; 2]>,
     /// When it became ready.
     pub(crate) since: u64,
     /// When requests on its retired slots are given up.
@@ -76,6 +81,7 @@ impl Allocation {
             retried: false,
             lease: None,
             registrations: Vec::new(),
+            names: None,
             since: 0,
             drain_at: 0,
         }
@@ -166,15 +172,24 @@ impl Core {
     }
 
     pub(super) fn register(&mut self, id: AllocationId) {
+        if self.allocations.get(&id).is_some_and(|allocation| allocation.names.is_none()) {
+            let names = self.name().zip(self.name()).map(|(memory, dma_buf)| [memory, dma_buf]);
+            if let Some(allocation) = self.allocations.get_mut(&id) {
+                allocation.names = names;
+            }
+        }
         let Some(allocation) = self.allocations.get_mut(&id) else { return };
         let Some(owner) = allocation.owner.clone() else { return self.unexpected() };
         allocation.stage = Stage::Registering;
         let targets = allocation.registrations.iter().map(|r| (r.hca, r.slot)).collect();
-        let access = owner.key.access();
-        self.effect(Effect::Start(Job::Register { allocation: id, tenant: owner.tenant, targets, access }));
+        let (access, keep) = (owner.key.access(), allocation.names);
+        self.effect(Effect::Start(Job::Register { allocation: id, tenant: owner.tenant, targets, access, keep }));
     }
 
     pub(super) fn registered(&mut self, id: AllocationId, result: Result<Vec<u64>, Failure>) {
+        if self.allocations.get(&id).is_some_and(|allocation| allocation.stage == Stage::Remaking) {
+            return self.remade(id, result);
+        }
         let Some(allocation) = self.allocations.get_mut(&id).filter(|a| a.stage == Stage::Registering) else {
             return self.unexpected();
         };
@@ -246,7 +261,7 @@ impl Core {
         self.effect(Effect::Quiesce { tenant: owner.tenant, allocation: id, slots });
     }
 
-    fn start_deregistering(&mut self, id: AllocationId) {
+    pub(super) fn start_deregistering(&mut self, id: AllocationId) {
         if let Some(allocation) = self.allocations.get_mut(&id) {
             allocation.stage = Stage::Deregistering;
             self.effect(Effect::Start(Job::Deregister { allocation: id }));
@@ -315,6 +330,10 @@ impl Core {
         }
         let Some(allocation) = self.allocations.remove(&id) else { return };
         self.counters.frees += 1;
+        // Freed of its keeper as well, by the job.
+        for name in allocation.names.iter().flatten() {
+            self.journaling.names.remove(name);
+        }
         self.forget_allocation(&allocation);
         self.after_freed(id, allocation.owner.as_ref().map(|owner| owner.tenant));
     }

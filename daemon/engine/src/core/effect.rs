@@ -6,8 +6,10 @@ use gdrd_hal::{Access, Endpoint, QueuePairType};
 
 use super::host::{HcaIndex, Place};
 use super::input::{AllocationId, CallId, GrantId, TenantId};
+use super::record::Record;
 use crate::error::EngineError;
 use crate::ids::{Generation, LeaseId, QueuePairId, SessionId, SlotId};
+use crate::keep::Name;
 use crate::lease::LeaseInfo;
 use crate::session::SessionEvent;
 
@@ -55,16 +57,29 @@ pub(crate) struct NewQueuePair {
 pub(crate) enum Job {
     /// New memory. `ahead`: nobody waits for it, so it must leave the headroom free.
     Allocate { allocation: AllocationId, place: Place, len_bytes: u64, ahead: bool },
-    /// Registrations in the tenant's PDs, all or none.
-    Register { allocation: AllocationId, tenant: TenantId, targets: Vec<(HcaIndex, SlotId)>, access: Access },
+    /// Registrations in the tenant's PDs, all or none. `keep`: names under which memory and dma-buf are kept from here
+    /// on, unless they are already.
+    Register {
+        allocation: AllocationId,
+        tenant: TenantId,
+        targets: Vec<(HcaIndex, SlotId)>,
+        access: Access,
+        keep: Option<[Name; 2]>,
+    },
     /// Ends all registrations of the allocation.
     Deregister { allocation: AllocationId },
     /// Zeroes the whole allocation.
     Scrub { allocation: AllocationId },
     /// Drops the allocation.
     Free { allocation: AllocationId },
-    /// A queue pair in INIT, attached to the broker.
-    CreateQueuePair { queue_pair: QueuePairId, tenant: TenantId, session: SessionId, new: NewQueuePair },
+    /// A queue pair in INIT, attached to the broker. `keep`: name under which its ring is kept.
+    CreateQueuePair {
+        queue_pair: QueuePairId,
+        tenant: TenantId,
+        session: SessionId,
+        new: NewQueuePair,
+        keep: Option<Name>,
+    },
     /// To RTS.
     ConnectQueuePair { queue_pair: QueuePairId, remote: Endpoint },
     /// To ERR, drained, detached, destroyed.
@@ -76,6 +91,10 @@ pub(crate) enum Job {
 pub(crate) enum Effect {
     /// Ends a call.
     Answer { call: CallId, answer: Result<Answer, EngineError> },
+    /// For the journal, before any effect that follows.
+    Record(Box<Record>),
+    /// What has that name need not be kept any more.
+    Unkeep { name: Name },
     /// The tenant's table of slots and generation page are needed from here on.
     CreateTenant { tenant: TenantId },
     /// Nothing of the tenant is left.

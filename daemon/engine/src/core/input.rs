@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use gdrd_hal::Endpoint;
+use serde::{Deserialize, Serialize};
 
 use super::host::HcaIndex;
-use crate::ids::{Generation, LeaseId, QueuePairId, SessionId, SlotId};
+use super::restore::Restored;
+use crate::ids::{Generation, LeaseId, QueuePairId, SessionId, SlotId, TokenDigest};
 use crate::lease::AcquireRequest;
 use crate::peer::TenantKey;
 use crate::plan::HostPlan;
@@ -15,7 +17,7 @@ use crate::queue_pair::QueuePairRequest;
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $inner:ty) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         pub(crate) struct $name(pub(crate) $inner);
     };
 }
@@ -89,6 +91,7 @@ pub(crate) struct NewSession {
     pub(crate) warm_up: Vec<WarmUp>,
     pub(crate) admin: bool,
     pub(crate) client_name: String,
+    pub(crate) token: TokenDigest,
 }
 
 /// One thing that happened.
@@ -162,6 +165,10 @@ pub(crate) enum Input {
     Plan { plan: HostPlan },
     /// Whether anyone watches leases.
     Watched { watched: bool },
+    /// Takes up what an earlier daemon left. The first input, if it comes at all.
+    Restore(Box<Restored>),
+    /// The client of a session that was taken up is there, and may have so much.
+    Resume { session: SessionId, admin: bool, quota: Quota },
     /// Nothing but that time has passed.
     Time,
     /// Everything ends.

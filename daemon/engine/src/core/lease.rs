@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::allocation::Stage;
 use super::pool::{PoolKey, Waiter};
+use super::record::Record;
 use super::session::check_label;
 use super::{
     AllocationId, Answer, CallId, Change, Core, Deadline, Effect, Grant, GrantId, Place, TenantId, host, nanos,
@@ -23,12 +24,12 @@ pub(crate) struct Lease {
     pub(crate) generation: Generation,
     pub(crate) state: LeaseState,
     /// Why NIC access ended.
-    revoked: Option<String>,
+    pub(super) revoked: Option<String>,
     pub(crate) label: Arc<str>,
     /// Sessions that hold it, each with the grants that made it so.
     pub(crate) holders: BTreeMap<SessionId, BTreeSet<GrantId>>,
     /// How long it may live without holders, ns.
-    ttl_ns: Option<u64>,
+    pub(super) ttl_ns: Option<u64>,
     /// When it ends, while it has none.
     pub(crate) expires_at: Option<u64>,
 }
@@ -184,6 +185,7 @@ impl Core {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.holds.insert(id);
         }
+        self.record_lease(id);
         let Some(info) = self.lease_info(id) else { return self.unexpected() };
         self.answer(call, Ok(Answer::Granted(Box::new(Grant { grant, session, allocation, info }))));
     }
@@ -286,6 +288,7 @@ impl Core {
             && let Some(lease) = self.leases.get_mut(&id)
         {
             lease.ttl_ns = Some(nanos(ttl));
+            self.record_lease(id);
         }
         self.answer(call, answer);
     }
@@ -308,13 +311,14 @@ impl Core {
         let Some(lease) = self.leases.get_mut(&id) else { return };
         lease.holders.remove(&session);
         if !lease.holders.is_empty() {
-            return;
+            return self.record_lease(id);
         }
         match lease.ttl_ns.filter(|_| lease.revoked.is_none() && !self.shutting_down) {
             Some(ttl_ns) => {
                 let at = self.now.saturating_add(ttl_ns);
                 lease.expires_at = Some(at);
                 self.deadlines.insert((at, Deadline::Lease(id)));
+                self.record_lease(id);
             }
             None => self.end_lease(id, reason),
         }
@@ -343,6 +347,7 @@ impl Core {
             pool.coming += u32::from(keep);
         }
         self.counters.leases_ended += 1;
+        self.record(Record::LeaseGone(id));
         let Some(allocation) = self.allocations.get_mut(&lease.allocation) else { return self.unexpected() };
         allocation.lease = None;
         allocation.kept = keep;
@@ -355,7 +360,7 @@ impl Core {
         match stage {
             Stage::Leased => self.start_quiescing(lease.allocation),
             Stage::Revoked => self.start_freeing(lease.allocation),
-            // Being revoked: freed once that is done.
+            // Being revoked or remade: freed once that is done.
             _ => {}
         }
         self.balance(lease.tenant, &lease.key);
@@ -364,20 +369,30 @@ impl Core {
 
     /// Ends NIC access to a lease that is held on.
     pub(super) fn revoke(&mut self, id: LeaseId, cause: &str) {
+        let Some((allocation, detached)) = self.note_revoked(id, cause) else { return };
+        // One that is being remade is not open to anybody yet.
+        if self.allocations.get(&allocation).is_some_and(|a| a.stage == Stage::Leased) {
+            self.start_quiescing(allocation);
+        }
+        if detached {
+            self.end_lease(id, "REVOKED");
+        }
+    }
+
+    /// From here on the lease counts as revoked; `None` when it did before. Its memory, and whether nobody holds it.
+    pub(super) fn note_revoked(&mut self, id: LeaseId, cause: &str) -> Option<(AllocationId, bool)> {
         let generation = self.generation();
-        let Some(lease) = self.leases.get_mut(&id).filter(|lease| lease.revoked.is_none()) else { return };
+        let lease = self.leases.get_mut(&id).filter(|lease| lease.revoked.is_none())?;
         lease.revoked = Some(cause.to_owned());
         lease.state = LeaseState::Revoked;
         lease.generation = generation;
         let (tenant, allocation, detached) = (lease.tenant, lease.allocation, lease.is_detached());
         self.counters.leases_revoked += 1;
+        self.record_lease(id);
         if self.watched {
             let change = Change::Revoked { lease: id, generation, reason: cause.to_owned() };
             self.effect(Effect::Tell { tenant, change });
         }
-        self.start_quiescing(allocation);
-        if detached {
-            self.end_lease(id, "REVOKED");
-        }
+        Some((allocation, detached))
     }
 }

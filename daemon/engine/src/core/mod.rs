@@ -9,6 +9,8 @@
 //!                       free ◄──────────── scrub ◄── deregister ◄── quiesce
 //! ```
 //!
+//! A lease of an earlier daemon starts as being remade, and is leased once it is registered again.
+//!
 //! An allocation that was registered for a tenant stays that tenant's until it is freed; only clean
 //! ones, which nobody ever saw, are shared. Registrations end before memory is scrubbed or freed, and
 //! a session's queue pairs end before its buffers do.
@@ -22,9 +24,12 @@ mod effect;
 mod fault;
 mod host;
 mod input;
+mod journaling;
 mod lease;
 mod pool;
 mod queue_pair;
+mod record;
+mod restore;
 mod session;
 mod shortage;
 mod slots;
@@ -43,6 +48,8 @@ pub(crate) use input::{
     AllocationId, CallId, Failure, FailureKind, GpuIndex, GrantId, Input, NewSession, TenantId, WarmUp,
 };
 
+pub(crate) use record::{Journaled, LeaseRecord, PlaceRecord, QueuePairRecord, Record, SessionRecord, TenantRecord};
+pub(crate) use restore::Restored;
 pub(crate) use view::Seen;
 
 use crate::config::{EngineConfig, GpuProof, Limits, PoolConfig};
@@ -51,6 +58,7 @@ use crate::ids::{Generation, LeaseId, QueuePairId, SessionId};
 use crate::peer::TenantKey;
 
 use allocation::Allocation;
+use journaling::Journaling;
 use lease::Lease;
 use pool::CleanPool;
 use queue_pair::QueuePair;
@@ -65,6 +73,8 @@ pub(crate) struct Settings {
     pool: PoolConfig,
     gpu_proof: GpuProof,
     drain_ns: u64,
+    /// Whether what must outlive the daemon is written down and kept.
+    journal: bool,
 }
 
 impl Settings {
@@ -74,7 +84,13 @@ impl Settings {
             pool: config.pool.clone(),
             gpu_proof: config.gpu_proof,
             drain_ns: nanos(config.timeouts.drain),
+            journal: false,
         }
+    }
+
+    /// With a journal, and descriptors kept.
+    pub(crate) fn journaling(self) -> Self {
+        Self { journal: true, ..self }
     }
 }
 
@@ -115,6 +131,7 @@ pub(crate) struct Core {
     deadlines: BTreeSet<(u64, Deadline)>,
     /// The last number given to anything; numbers are never used again.
     last_number: u64,
+    journaling: Journaling,
     counters: Counters,
     /// Whether anyone watches leases: without, no changes are told.
     watched: bool,
@@ -126,6 +143,7 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn new(settings: Settings, host: Host) -> Self {
+        let journaling = Journaling { on: settings.journal, ..Journaling::default() };
         Self {
             settings,
             host,
@@ -140,6 +158,7 @@ impl Core {
             starved: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             last_number: 0,
+            journaling,
             counters: Counters::default(),
             watched: false,
             shutting_down: false,
@@ -195,6 +214,8 @@ impl Core {
             Input::PortDown { hca, port_num } => self.port_down(hca, port_num),
             Input::Plan { plan } => self.host.update(&plan),
             Input::Watched { watched } => self.watched = watched,
+            Input::Restore(restored) => self.restore(*restored),
+            Input::Resume { session, admin, quota } => self.resume(session, admin, quota),
             Input::Time => self.time(),
             Input::Shutdown => self.shutdown(),
         }
@@ -253,11 +274,6 @@ impl Core {
         for allocation in growing {
             self.give_up(allocation);
         }
-    }
-
-    fn number(&mut self) -> u64 {
-        self.last_number += 1;
-        self.last_number
     }
 
     fn generation(&mut self) -> Generation {

@@ -2,10 +2,12 @@
 
 use gdrd_hal::{Endpoint, QueuePairState, QueuePairType};
 
+use super::record::Record;
 use super::shortage::error_of;
 use super::{Answer, CallId, Core, Effect, Failure, FailureKind, HcaIndex, Job, NewQueuePair, TenantId};
 use crate::error::EngineError;
 use crate::ids::{QueuePairId, SessionId};
+use crate::keep::Name;
 use crate::queue_pair::QueuePairRequest;
 use crate::session::SessionEvent;
 
@@ -22,8 +24,12 @@ enum Stage {
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     pub(crate) tenant: TenantId,
-    session: SessionId,
+    pub(super) session: SessionId,
     pub(crate) hca: HcaIndex,
+    /// Of sends and receives.
+    pub(super) depths: (u32, u32),
+    /// Under which its ring is kept.
+    pub(super) ring: Option<Name>,
     stage: Stage,
     pub(crate) state: QueuePairState,
     /// The call that made or connects it, until it is answered.
@@ -35,6 +41,22 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
+    /// One of an earlier daemon: its requests have ended, with what outcome nobody knows.
+    pub(super) fn lost(tenant: TenantId, session: SessionId, hca: HcaIndex, depths: (u32, u32), ring: Name) -> Self {
+        Self {
+            tenant,
+            session,
+            hca,
+            depths,
+            ring: Some(ring),
+            stage: Stage::Idle,
+            state: QueuePairState::Err,
+            call: None,
+            ending: false,
+            destroyers: Vec::new(),
+        }
+    }
+
     /// Whether lists show it.
     pub(crate) fn is_shown(&self) -> bool {
         self.stage != Stage::Creating && !self.ending
@@ -53,6 +75,7 @@ impl Core {
             Err(error) => return self.answer(call, Err(error)),
         };
         let queue_pair = QueuePairId(self.number());
+        let ring = self.name();
         let Ok(entry) = self.live_session(session) else { return self.unexpected() };
         entry.queue_pairs.insert(queue_pair);
         let tenant = entry.tenant;
@@ -65,6 +88,8 @@ impl Core {
                 tenant,
                 session,
                 hca: new.hca,
+                depths: (new.send_depth, new.recv_depth),
+                ring,
                 stage: Stage::Creating,
                 state: QueuePairState::Reset,
                 call: Some(call),
@@ -72,7 +97,7 @@ impl Core {
                 destroyers: Vec::new(),
             },
         );
-        self.effect(Effect::Start(Job::CreateQueuePair { queue_pair, tenant, session, new }));
+        self.effect(Effect::Start(Job::CreateQueuePair { queue_pair, tenant, session, new, keep: ring }));
     }
 
     fn check_queue_pair(&self, id: SessionId, request: &QueuePairRequest) -> Result<NewQueuePair, EngineError> {
@@ -142,7 +167,10 @@ impl Core {
                 let ending = entry.ending;
                 self.counters.queue_pairs_created += 1;
                 match call.filter(|_| !ending) {
-                    Some(call) => self.answer(call, Ok(Answer::QueuePair(id))),
+                    Some(call) => {
+                        self.record_queue_pair(id);
+                        self.answer(call, Ok(Answer::QueuePair(id)));
+                    }
                     None => self.end_queue_pair(id),
                 }
             }
@@ -249,6 +277,8 @@ impl Core {
 
     fn forget_queue_pair(&mut self, id: QueuePairId) {
         let Some(entry) = self.queue_pairs.remove(&id) else { return };
+        self.record(Record::QueuePairGone(id));
+        self.unkeep(entry.ring);
         for call in entry.destroyers {
             self.answer(call, Ok(Answer::Done));
         }

@@ -7,10 +7,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::pool::PoolKey;
+use super::record::Record;
 use super::{Answer, CallId, Core, Effect, GpuIndex, NewSession, Place, TenantId, WarmUp, host};
 use crate::config::GpuProof;
 use crate::error::EngineError;
-use crate::ids::{LeaseId, QueuePairId, SessionId};
+use crate::ids::{LeaseId, QueuePairId, SessionId, TokenDigest};
+use crate::keep::Name;
 use crate::session::SessionEvent;
 
 /// One session.
@@ -18,17 +20,40 @@ use crate::session::SessionEvent;
 pub(crate) struct Session {
     pub(crate) tenant: TenantId,
     pub(crate) admin: bool,
-    proven: BTreeSet<GpuIndex>,
+    pub(super) proven: BTreeSet<GpuIndex>,
     pub(crate) holds: BTreeSet<LeaseId>,
     pub(crate) queue_pairs: BTreeSet<QueuePairId>,
     pub(crate) waiting: BTreeSet<CallId>,
+    /// By which its token is known.
+    pub(super) token: TokenDigest,
+    /// Under which its socket is kept.
+    pub(super) socket: Option<Name>,
     /// Its client is gone; only its queue pairs are still being destroyed.
     closing: bool,
+}
+
+impl Session {
+    pub(super) fn new(tenant: TenantId, admin: bool, token: TokenDigest, socket: Option<Name>) -> Self {
+        Self {
+            tenant,
+            admin,
+            proven: BTreeSet::new(),
+            holds: BTreeSet::new(),
+            queue_pairs: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            token,
+            socket,
+            closing: false,
+        }
+    }
 }
 
 /// Descriptors that a buffer (memory, its dma-buf, one on its way to a client), a queue pair (ring, doorbell, one on
 /// its way) or a session (socket, pidfd, generation page) keeps open at the most.
 const DESCRIPTORS_PER_OBJECT: u64 = 3;
+
+/// Descriptors of one buffer (memory, dma-buf) or session (socket, its tenant's page) that are kept for the next daemon.
+const KEPT_PER_OBJECT: u64 = 2;
 
 impl Core {
     pub(super) fn open_session(&mut self, call: CallId, new: NewSession) {
@@ -41,18 +66,9 @@ impl Core {
         let first = !entry.is_alive();
         entry.sessions += 1;
         entry.ending = false;
-        self.sessions.insert(
-            session,
-            Session {
-                tenant,
-                admin: new.admin,
-                proven: BTreeSet::new(),
-                holds: BTreeSet::new(),
-                queue_pairs: BTreeSet::new(),
-                waiting: BTreeSet::new(),
-                closing: false,
-            },
-        );
+        let socket = self.name();
+        self.sessions.insert(session, Session::new(tenant, new.admin, new.token, socket));
+        self.record_session(session);
         self.counters.sessions_opened += 1;
         self.answer(call, Ok(Answer::Session(session, tenant)));
         if first {
@@ -83,6 +99,12 @@ impl Core {
 
     /// Refuses what would take descriptors that others need to connect.
     pub(super) fn check_descriptors(&self) -> Result<(), EngineError> {
+        let kept = (self.journaling.names.len() as u64, u64::from(self.settings.limits.max_kept_descriptors));
+        if kept.0 + KEPT_PER_OBJECT > kept.1 {
+            let (reason, what, whom) = ("LIMIT_DESCRIPTORS", "the limit on kept descriptors", "the daemon");
+            let (used, limit) = kept;
+            return Err(EngineError::Limit { reason, what, whom, limit, used, asked: KEPT_PER_OBJECT });
+        }
         let limit = u64::from(self.settings.limits.max_descriptors);
         let objects = self.allocations.len() + self.queue_pairs.len() + self.sessions.len();
         let (used, asked) = (objects as u64 * DESCRIPTORS_PER_OBJECT, DESCRIPTORS_PER_OBJECT);
@@ -105,10 +127,11 @@ impl Core {
         self.warm_pool(tenant, &key, warm_up.count);
     }
 
-    pub(super) fn prove_gpus(&mut self, call: CallId, session: SessionId, gpus: &[GpuIndex]) {
-        let answer = match self.live_session(session) {
+    pub(super) fn prove_gpus(&mut self, call: CallId, id: SessionId, gpus: &[GpuIndex]) {
+        let answer = match self.live_session(id) {
             Ok(session) => {
                 session.proven.extend(gpus);
+                self.record_session(id);
                 Ok(Answer::Done)
             }
             Err(error) => Err(error),
@@ -150,7 +173,10 @@ impl Core {
         let Ok(session) = self.live_session(id) else { return };
         session.closing = true;
         let waiting = std::mem::take(&mut session.waiting);
+        let socket = session.socket.take();
         let queue_pairs: Vec<QueuePairId> = session.queue_pairs.iter().copied().collect();
+        self.record(Record::SessionGone(id));
+        self.unkeep(socket);
         for call in waiting {
             self.stop_waiting(call, EngineError::SessionEnded);
         }

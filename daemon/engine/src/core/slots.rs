@@ -22,6 +22,12 @@ impl Slots {
         Self { capacity, generations: Vec::new(), free: Vec::new() }
     }
 
+    /// All slots free, at these generations: those of an earlier daemon, ended.
+    pub(crate) fn restored(capacity: u32, generations: Vec<u64>) -> Self {
+        let used = u32::try_from(generations.len()).unwrap_or(u32::MAX);
+        Self { capacity, generations, free: (0..used).rev().map(SlotId).collect() }
+    }
+
     /// Slots taken.
     pub(crate) fn taken(&self) -> usize {
         self.generations.len() - self.free.len()

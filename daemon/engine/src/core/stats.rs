@@ -8,6 +8,8 @@ use crate::stats::Stat;
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Counters {
     pub(crate) sessions_opened: u64,
+    pub(crate) sessions_resumed: u64,
+    pub(crate) leases_resumed: u64,
     pub(crate) acquires_warm: u64,
     pub(crate) acquires_cold: u64,
     pub(crate) leases_started: u64,
@@ -41,6 +43,8 @@ impl Core {
         let total = |name, help, value: u64| of(name, help, as_f64(value));
         let mut stats = vec![
             total("gdrd_sessions_opened_total", "Sessions opened.", c.sessions_opened),
+            total("gdrd_sessions_resumed_total", "Sessions taken up from an earlier daemon.", c.sessions_resumed),
+            total("gdrd_leases_resumed_total", "Leases taken up from an earlier daemon.", c.leases_resumed),
             total("gdrd_acquires_warm_total", "Acquires served from a ready pool.", c.acquires_warm),
             total("gdrd_acquires_cold_total", "Acquires that found the ready pool dry.", c.acquires_cold),
             total("gdrd_leases_started_total", "Leases begun.", c.leases_started),

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::pool::{Pool, PoolKey};
+use super::record::Record;
 use super::slots::Slots;
 use super::{Core, Effect, TenantId};
 use crate::error::EngineError;
+use crate::keep::Name;
 use crate::peer::TenantKey;
 use crate::policy::Quota;
 
@@ -32,12 +34,14 @@ pub(crate) struct Tenant {
     pub(crate) shedding: u32,
     /// All that it had ready or on its way has been given up: it has neither session nor lease.
     pub(crate) ending: bool,
+    /// Under which its generation page is kept.
+    pub(crate) page: Option<Name>,
     /// An acquire waits for the tenant's own idle or returning buffers to make room in the quota.
     pub(crate) hungry: bool,
 }
 
 impl Tenant {
-    fn new(key: TenantKey, quota: Quota, slots: u32) -> Self {
+    pub(super) fn new(key: TenantKey, quota: Quota, slots: u32) -> Self {
         Self {
             key,
             quota,
@@ -52,6 +56,7 @@ impl Tenant {
             promised_registrations: 0,
             shedding: 0,
             ending: false,
+            page: None,
             hungry: false,
         }
     }
@@ -101,15 +106,20 @@ impl Core {
     /// The tenant of that key, made where there is none.
     pub(super) fn tenant_of(&mut self, key: &TenantKey, quota: Quota) -> TenantId {
         if let Some(id) = self.tenant_ids.get(key) {
-            if let Some(tenant) = self.tenants.get_mut(id) {
+            let id = *id;
+            if let Some(tenant) = self.tenants.get_mut(&id).filter(|tenant| tenant.quota != quota) {
                 // The rule that let the newest session in holds.
                 tenant.quota = quota;
+                self.record_tenant(id);
             }
-            return *id;
+            return id;
         }
         let id = TenantId(self.number());
-        self.tenants.insert(id, Tenant::new(key.clone(), quota, self.settings.limits.registration_slots));
+        let mut tenant = Tenant::new(key.clone(), quota, self.settings.limits.registration_slots);
+        tenant.page = self.name();
+        self.tenants.insert(id, tenant);
         self.tenant_ids.insert(key.clone(), id);
+        self.record_tenant(id);
         self.effect(Effect::CreateTenant { tenant: id });
         id
     }
@@ -131,8 +141,10 @@ impl Core {
         }
         let Some(tenant) = self.tenants.get(&id) else { return };
         if tenant.allocations == 0 && tenant.queue_pairs == 0 && tenant.shedding == 0 {
-            let key = tenant.key.clone();
+            let (key, page) = (tenant.key.clone(), tenant.page);
             self.tenants.remove(&id);
+            self.record(Record::TenantGone(id));
+            self.unkeep(page);
             self.tenant_ids.remove(&key);
             self.effect(Effect::DropTenant { tenant: id });
         }

@@ -30,6 +30,20 @@ impl HostMemory {
         let own = rustix::fs::memfd_create("gdrd-host", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&own, len_bytes)?;
         add_seals(&own, Seals::SHRINK | Seals::GROW | Seals::SEAL).map_err(|_| Errno::IO)?;
+        Self::over(own, len_bytes)
+    }
+
+    /// Goes on with one that an earlier daemon made, by the description that never left it.
+    pub(super) fn adopt(own: OwnedFd, len_bytes: u64) -> Result<Self, Errno> {
+        let sealed = gdrd_shm::seals(&own).is_ok_and(|seals| seals.contains(Seals::SHRINK));
+        let found = rustix::fs::fstat(&own)?.st_size;
+        if !sealed || u64::try_from(found) != Ok(len_bytes) {
+            return Err(Errno::INVAL);
+        }
+        Self::over(own, len_bytes)
+    }
+
+    fn over(own: OwnedFd, len_bytes: u64) -> Result<Self, Errno> {
         let path = format!("/proc/self/fd/{}", own.as_raw_fd());
         let shared = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Self { own, shared, len_bytes })

@@ -1,7 +1,7 @@
 //! Jobs: driver calls, run on executor threads, each ending in one input.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use gdrd_hal::{Access, Endpoint, Hca, PortState, QueuePairConfig, QueuePairState};
 use gdrd_ring::{BrokerRing, Geometry, INLINE_MAX_BYTES};
@@ -15,6 +15,7 @@ use super::objects::{Bytes, Memory, Objects, QueuePairObjects, Registered, possi
 use crate::broker::{QueuePairLimits, QueuePairSetup};
 use crate::core::{AllocationId, Failure, FailureKind, GpuIndex, HcaIndex, Input, Job, NewQueuePair, Place, TenantId};
 use crate::ids::{QueuePairId, SlotId};
+use crate::keep::Name;
 use crate::queue_pair::QueuePairInfo;
 
 /// What a job may block on.
@@ -37,9 +38,13 @@ pub(super) fn run(runtime: &Runtime, job: Job) -> Input {
         Job::Allocate { allocation, place, len_bytes, ahead } => {
             Input::Allocated { allocation, result: guarded(|| allocate(runtime, allocation, place, len_bytes, ahead)) }
         }
-        Job::Register { allocation, tenant, targets, access } => Input::Registered {
+        Job::Register { allocation, tenant, targets, access, keep } => Input::Registered {
             allocation,
-            result: guarded(|| register(runtime, allocation, tenant, &targets, access)),
+            result: guarded(|| {
+                let iovas = register(runtime, allocation, tenant, &targets, access)?;
+                runtime.keep_memory(allocation, keep);
+                Ok(iovas)
+            }),
         },
         Job::Deregister { allocation } => {
             Input::Deregistered { allocation, result: guarded(|| deregister(runtime, allocation)) }
@@ -47,16 +52,18 @@ pub(super) fn run(runtime: &Runtime, job: Job) -> Input {
         Job::Scrub { allocation } => Input::Scrubbed { allocation, result: guarded(|| scrub(runtime, allocation)) },
         Job::Free { allocation } => {
             let memory = runtime.objects.remove_memory(allocation);
+            let names = memory.as_ref().and_then(|memory| memory.names());
             // What is freed has no registration left; what a panic leaves behind is the kernel's.
             let _ = guarded(|| {
                 drop(memory);
                 Ok(())
             });
+            runtime.unkeep_memory(names);
             Input::Freed { allocation }
         }
-        Job::CreateQueuePair { queue_pair, tenant, new, .. } => Input::QueuePairCreated {
+        Job::CreateQueuePair { queue_pair, tenant, new, keep, .. } => Input::QueuePairCreated {
             queue_pair,
-            result: guarded(|| create_queue_pair(runtime, queue_pair, tenant, &new)),
+            result: guarded(|| create_queue_pair(runtime, queue_pair, tenant, &new, keep)),
         },
         Job::ConnectQueuePair { queue_pair, remote } => {
             Input::QueuePairConnected { queue_pair, result: guarded(|| connect(runtime, queue_pair, &remote)) }
@@ -175,6 +182,7 @@ fn create_queue_pair(
     id: QueuePairId,
     tenant_id: TenantId,
     new: &NewQueuePair,
+    keep: Option<Name>,
 ) -> Result<(), Failure> {
     let index = new.hca;
     let tenant = runtime.objects.tenant(tenant_id).ok_or_else(|| bug("queue pair of an unknown tenant"))?;
@@ -204,6 +212,7 @@ fn create_queue_pair(
     let ring = BrokerRing::create(geometry).map_err(|error| of_kernel("ring", &error))?;
     let dup = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|error| of_kernel("dup", &error));
     let ring_fd = dup(ring.fd())?;
+    runtime.keep_ring(ring.fd(), keep);
     let doorbell =
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| of_kernel("eventfd", &errno))?;
     let limits = QueuePairLimits::new(&capabilities, &config);
@@ -225,7 +234,9 @@ fn create_queue_pair(
         tenant: tenant_key,
     };
     let fds = Some((ring_fd, doorbell.try_clone().map_err(|error| of_kernel("dup", &error))?));
-    runtime.objects.insert_queue_pair(id, QueuePairObjects { info, control: Arc::downgrade(&parts.control), fds });
+    runtime
+        .objects
+        .insert_queue_pair(id, QueuePairObjects { info, control: Some(Arc::downgrade(&parts.control)), fds });
     let setup =
         QueuePairSetup { id, ring, doorbell, parts, slots: Arc::clone(&tenant.slots), limits, landing: Some(landing) };
     runtime.broker.attach(reservation, setup).map_err(|error| {
@@ -249,7 +260,8 @@ fn port_of(device: &dyn Hca, index: HcaIndex, asked: u8) -> Result<u8, Failure> 
 }
 
 fn connect(runtime: &Runtime, id: QueuePairId, remote: &Endpoint) -> Result<(), Failure> {
-    let found = runtime.objects.with_queue_pair(id, |q| (q.control.upgrade(), Arc::clone(&q.info.hca)));
+    let found =
+        runtime.objects.with_queue_pair(id, |q| (q.control.as_ref().and_then(Weak::upgrade), Arc::clone(&q.info.hca)));
     let Some((Some(control), hca)) = found else {
         return Err(bug("the queue pair ended while it was being connected"));
     };

@@ -17,6 +17,7 @@ mod host_memory;
 mod jobs;
 mod objects;
 mod replies;
+mod restart;
 mod sessions;
 mod timer;
 mod view;
@@ -26,9 +27,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use gdrd_hal::{GpuFacts, GpuMemory, Hca};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::broker::{self, Broker, SlotEntry};
 use crate::config::EngineConfig;
@@ -36,6 +37,7 @@ use crate::core::{AllocationId, Answer, CallId, Core, Effect, Host, Input, Job, 
 use crate::engine::Hardware;
 use crate::error::EngineError;
 use crate::ids::{DeviceNumber, Generation, QueuePairId, SlotId};
+use crate::keep::Keeper;
 use crate::plan::HostPlan;
 
 use devices::Devices;
@@ -43,6 +45,7 @@ use executor::{Executor, Lane, Priority};
 use objects::Objects;
 use replies::Replies;
 pub(crate) use replies::{Answered, Replier};
+use restart::Keeping;
 use sessions::Sessions;
 use timer::Timer;
 use watch::Watchers;
@@ -51,9 +54,9 @@ use watch::Watchers;
 pub(crate) struct Runtime {
     pub(crate) config: EngineConfig,
     core: Mutex<State>,
-    /// Told when the state machine has nothing left, while shutting down.
+    /// Told when the state machine has nothing left, while shutting down, and when all leases of an earlier daemon are
+    /// registered again.
     empty: Condvar,
-    started: Instant,
     objects: Objects,
     replies: Replies,
     sessions: Sessions,
@@ -70,6 +73,8 @@ pub(crate) struct Runtime {
     hcas: Vec<Arc<dyn Hca>>,
     nodes: BTreeMap<DeviceNumber, gdrd_hal::GpuUuid>,
     plan: Mutex<Arc<HostPlan>>,
+    /// What outlives this process, where anything does.
+    keeping: Option<Keeping>,
     last_call: AtomicU64,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -79,10 +84,16 @@ struct State {
     core: Core,
     watchers: Watchers,
     stopping: bool,
+    /// Until the leases of an earlier daemon are registered again.
+    restoring: bool,
 }
 
 impl Runtime {
-    pub(crate) fn start(config: EngineConfig, hardware: Hardware) -> Result<Arc<Self>, EngineError> {
+    pub(crate) fn start(
+        config: EngineConfig,
+        hardware: Hardware,
+        keeper: Option<Arc<dyn Keeper>>,
+    ) -> Result<Arc<Self>, EngineError> {
         config.validate()?;
         let facts = devices::facts_of(hardware.gpu_facts.as_deref());
         let names: Vec<Arc<str>> = hardware.hcas.iter().map(|hca| Arc::from(hca.name())).collect();
@@ -98,14 +109,15 @@ impl Runtime {
             }
         })
         .map_err(|error| internal("start the broker", &error))?;
+        let settings = Settings::new(&config);
         let runtime = Arc::new(Self {
             core: Mutex::new(State {
-                core: Core::new(Settings::new(&config), host),
+                core: Core::new(if keeper.is_some() { settings.journaling() } else { settings }, host),
                 watchers: Watchers::new(&config.limits),
                 stopping: false,
+                restoring: false,
             }),
             empty: Condvar::new(),
-            started: Instant::now(),
             objects: Objects::default(),
             replies: Replies::default(),
             sessions: Sessions::default(),
@@ -120,6 +132,7 @@ impl Runtime {
             hcas: hardware.hcas,
             nodes,
             plan: Mutex::new(Arc::new(hardware.plan)),
+            keeping: keeper.map(Keeping::new),
             last_call: AtomicU64::new(0),
             threads: Mutex::default(),
             config,
@@ -161,8 +174,11 @@ impl Runtime {
         self.apply(input, None, None);
     }
 
+    /// CLOCK_MONOTONIC, ns: the same for every process of this boot, so that a deadline in the journal means something.
     fn now(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        let now = clock_gettime(ClockId::Monotonic);
+        let (seconds, nanos) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+        seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0))
     }
 
     /// Applies an input and carries out its effects. Returns the answer to `call`, if it is among them; else its
@@ -186,10 +202,11 @@ impl Runtime {
             }
             effects.retain_mut(|effect| !self.carry_out_locked(&mut state, effect));
             self.timer.set(state.core.next_deadline());
-            if state.stopping && state.core.is_empty() {
+            self.shorten_journal(&state);
+            if (state.stopping && state.core.is_empty()) || (state.restoring && !state.core.is_remaking()) {
                 self.empty.notify_all();
             }
-            state.stopping || state.core.is_awaited()
+            state.stopping || state.restoring || state.core.is_awaited()
         };
         let mut answer = None;
         for effect in effects {
@@ -204,6 +221,7 @@ impl Runtime {
     /// Carries out what must not be swapped with what another thread does; true if the effect was such a one.
     fn carry_out_locked(&self, state: &mut State, effect: &mut Effect) -> bool {
         match effect {
+            Effect::Record(record) => self.write_down(record),
             Effect::CreateTenant { tenant } => {
                 self.objects.create_tenant(*tenant, self.config.limits.registration_slots);
             }
@@ -236,6 +254,7 @@ impl Runtime {
                 let gone = self.objects.remove_tenant(tenant);
                 self.background.submit(Lane::Unbounded, move || drop(gone));
             }
+            Effect::Unkeep { name } => self.unkeep(name),
             Effect::Quiesce { tenant, allocation, slots } => {
                 self.quiesce(tenant, &slots, Input::Quiesced { allocation });
             }
@@ -258,7 +277,8 @@ impl Runtime {
             Effect::Start(Job::DestroyQueuePair { queue_pair }) => self.destroy_queue_pair(queue_pair),
             Effect::Start(job) => self.start_job(job, awaited),
             // Carried out under the lock.
-            Effect::CreateTenant { .. }
+            Effect::Record(_)
+            | Effect::CreateTenant { .. }
             | Effect::Publish { .. }
             | Effect::Retire { .. }
             | Effect::Tell { .. }

@@ -4,8 +4,9 @@
 //! which the broker owns, before either.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use gdrd_hal::{Access, GpuAllocation, Hca, HcaError, MemoryRegion, MemorySource, ProtectionDomain, QueuePair};
 use gdrd_ring::GenerationWriter;
@@ -16,6 +17,7 @@ use super::lock;
 use crate::broker::{FlushLanding, LandingError, SlotEntry, SlotTable};
 use crate::core::{AllocationId, HcaIndex, TenantId};
 use crate::ids::{QueuePairId, RemoteKey, SlotId};
+use crate::keep::{Keeper, Name, Watch};
 use crate::lease::RegistrationInfo;
 use crate::queue_pair::QueuePairInfo;
 
@@ -36,13 +38,46 @@ pub(super) struct Registered {
 pub(super) struct Memory {
     registered: Mutex<Vec<Registered>>,
     bytes: Bytes,
+    /// Under which it is kept for the next daemon, memory and dma-buf.
+    kept: OnceLock<[Name; 2]>,
     /// What calls on it may block on.
     pub(super) lane: Lane,
 }
 
 impl Memory {
     pub(super) fn new(bytes: Bytes, lane: Lane) -> Self {
-        Self { registered: Mutex::default(), bytes, lane }
+        Self { registered: Mutex::default(), bytes, kept: OnceLock::new(), lane }
+    }
+
+    /// Notes that it is kept already.
+    pub(super) fn kept_as(self, names: [Name; 2]) -> Self {
+        // Just made, so nobody else has set it.
+        let _ = self.kept.set(names);
+        self
+    }
+
+    /// Has it kept for the next daemon, once. Returns when it is.
+    pub(super) fn keep(&self, keeper: &dyn Keeper, names: [Name; 2]) -> io::Result<()> {
+        if self.kept.get().is_some() {
+            return Ok(());
+        }
+        let [memory, dma_buf] = names;
+        match &self.bytes {
+            Bytes::Gpu(allocation) => {
+                keeper.store(memory, allocation.memory_fd(), Watch::No)?;
+                if let Some(fd) = allocation.dma_buf_fd() {
+                    keeper.store(dma_buf, fd, Watch::No)?;
+                }
+            }
+            Bytes::Host(host) => keeper.store(memory, host.own_fd(), Watch::No)?,
+        }
+        keeper.barrier()?;
+        let _ = self.kept.set(names);
+        Ok(())
+    }
+
+    pub(super) fn names(&self) -> Option<[Name; 2]> {
+        self.kept.get().copied()
     }
 
     pub(super) fn bytes(&self) -> &Bytes {
@@ -136,10 +171,16 @@ impl Domain {
 pub(super) struct Tenant {
     pub(super) slots: Arc<SlotTable>,
     pub(super) page: GenerationWriter,
+    /// Whether the page is kept for the next daemon.
+    pub(super) page_kept: OnceLock<()>,
     domains: Mutex<BTreeMap<HcaIndex, Arc<Domain>>>,
 }
 
 impl Tenant {
+    pub(super) fn new(slots: SlotTable, page: GenerationWriter) -> Self {
+        Self { slots: Arc::new(slots), page, page_kept: OnceLock::new(), domains: Mutex::default() }
+    }
+
     /// The tenant's domain on an HCA, made where there is none. May block on the driver.
     pub(super) fn domain(&self, index: HcaIndex, hca: &dyn Hca) -> Result<Arc<Domain>, HcaError> {
         let mut domains = lock(&self.domains);
@@ -155,7 +196,8 @@ impl Tenant {
 /// What the engine keeps of a queue pair that the broker owns.
 pub(super) struct QueuePairObjects {
     pub(super) info: QueuePairInfo,
-    pub(super) control: Weak<dyn QueuePair>,
+    /// `None` for one of an earlier daemon.
+    pub(super) control: Option<Weak<dyn QueuePair>>,
     /// For the session, until it takes them: the ring and the doorbell.
     pub(super) fds: Option<(OwnedFd, OwnedFd)>,
 }
@@ -173,11 +215,15 @@ impl Objects {
     pub(super) fn create_tenant(&self, id: TenantId, slots: u32) {
         match GenerationWriter::create(slots) {
             Ok(page) => {
-                let slots = Arc::new(SlotTable::new(slots));
-                write(&self.tenants).insert(id, Arc::new(Tenant { slots, page, domains: Mutex::default() }));
+                let slots = SlotTable::new(slots);
+                self.insert_tenant(id, Tenant::new(slots, page));
             }
             Err(error) => tracing::error!(%error, "a tenant's generation page could not be made"),
         }
+    }
+
+    pub(super) fn insert_tenant(&self, id: TenantId, tenant: Tenant) {
+        write(&self.tenants).insert(id, Arc::new(tenant));
     }
 
     pub(super) fn tenant(&self, id: TenantId) -> Option<Arc<Tenant>> {

@@ -9,19 +9,16 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::{Answered, Runtime, lock};
 use crate::core::{Input, NewSession, WarmUp};
 use crate::error::EngineError;
-use crate::ids::{SessionId, Token};
+use crate::ids::{SessionId, Token, TokenDigest};
 use crate::peer::{Peer, TenantKey};
 use crate::policy::{Prewarm, Rule};
 use crate::session::{SessionEvent, SessionOpened};
 
 /// Events queued for one session; those beyond are lost, which only delays what the session finds out anyway.
 const EVENT_QUEUE: usize = 64;
-/// Bytes of a token that find its session. They are no secret; the others are.
-const INDEX_BYTES: usize = 8;
-
 #[derive(Debug)]
 struct Entry {
-    token: Token,
+    token: TokenDigest,
     uid: u32,
     events: mpsc::Sender<SessionEvent>,
 }
@@ -29,7 +26,7 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<SessionId, Entry>,
-    by_index: BTreeMap<[u8; INDEX_BYTES], SessionId>,
+    by_token: BTreeMap<TokenDigest, SessionId>,
 }
 
 /// Open sessions.
@@ -39,10 +36,10 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    fn insert(&self, session: SessionId, token: Token, uid: u32) -> mpsc::Receiver<SessionEvent> {
+    pub(super) fn insert(&self, session: SessionId, token: TokenDigest, uid: u32) -> mpsc::Receiver<SessionEvent> {
         let (events, receiver) = mpsc::channel(EVENT_QUEUE);
         let mut tables = lock(&self.tables);
-        tables.by_index.insert(index_of(&token), session);
+        tables.by_token.insert(token, session);
         tables.by_id.insert(session, Entry { token, uid, events });
         receiver
     }
@@ -58,23 +55,15 @@ impl Sessions {
     pub(super) fn remove(&self, session: SessionId) {
         let mut tables = lock(&self.tables);
         if let Some(entry) = tables.by_id.remove(&session) {
-            tables.by_index.remove(&index_of(&entry.token));
+            tables.by_token.remove(&entry.token);
         }
     }
 
     fn find(&self, token: &Token, uid: u32) -> Option<SessionId> {
         let tables = lock(&self.tables);
-        let session = tables.by_index.get(&index_of(token))?;
-        let entry = tables.by_id.get(session)?;
-        // The index may be found by timing; the rest of the token is compared in constant time.
-        (entry.token == *token && entry.uid == uid).then_some(*session)
+        let session = tables.by_token.get(&token.digest())?;
+        tables.by_id.get(session).filter(|entry| entry.uid == uid).map(|_| *session)
     }
-}
-
-fn index_of(token: &Token) -> [u8; INDEX_BYTES] {
-    let mut index = [0; INDEX_BYTES];
-    index.iter_mut().zip(token.as_bytes()).for_each(|(to, from)| *to = *from);
-    index
 }
 
 fn new_token() -> Result<Token, EngineError> {
@@ -97,6 +86,7 @@ impl Runtime {
             warm_up: self.warm_ups(rule),
             admin: self.config.policy.is_admin(peer),
             client_name: client_name.to_owned(),
+            token: token.digest(),
         };
         let Answered::Session(session, tenant) = self.ask(|call| Input::OpenSession { call, session: new })? else {
             return Err(EngineError::Internal { problem: "a session was answered as something else".into() });
@@ -106,7 +96,7 @@ impl Runtime {
             self.close_session(session);
             return Err(EngineError::OutOfDescriptors { problem: "no generation page for the tenant".into() });
         };
-        let events = self.sessions.insert(session, token, peer.uid);
+        let events = self.sessions.insert(session, token.digest(), peer.uid);
         tracing::info!(%session, uid = peer.uid, pid = peer.pid, client = client_name, "session opened");
         Ok(SessionOpened { session, token, generation_page, events })
     }

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::core::{AllocationId, Answer, CallId, Effect, HcaIndex, Job, TenantId};
+use crate::core::{AllocationId, Answer, CallId, Effect, HcaIndex, Job, Journaled, TenantId};
 use crate::error::EngineError;
-use crate::ids::{QueuePairId, SessionId, SlotId};
+use crate::ids::{LeaseId, QueuePairId, SessionId, SlotId};
+use crate::keep::Name;
 
 /// One piece of memory.
 #[derive(Debug, Default)]
@@ -15,6 +16,8 @@ pub(super) struct Memory {
     pub(super) seen_by: Option<TenantId>,
     /// Whether a client may have written to it since it was zeroed.
     pub(super) dirty: bool,
+    /// It goes on with the lease that it had when the daemon died, content and all.
+    pub(super) resumed: bool,
 }
 
 /// One registration slot as the broker's table has it.
@@ -43,22 +46,38 @@ pub(super) struct Hardware {
     /// Effects that tests look at by themselves.
     pub(super) told: Vec<Effect>,
     pub(super) flushed: Vec<SlotId>,
+    /// What the journal adds up to.
+    pub(super) journal: Journaled,
+    /// Memory that is kept for the next daemon.
+    pub(super) kept: BTreeMap<Name, AllocationId>,
+    /// Leases that living clients have been granted and have not given back.
+    pub(super) held: BTreeSet<(SessionId, LeaseId)>,
+    /// Sessions whose clients live.
+    pub(super) connected: BTreeSet<SessionId>,
 }
 
 impl Hardware {
     pub(super) fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Answer { call, answer } => {
-                if let Ok(Answer::Granted(grant)) = &answer {
-                    self.hand_out(grant.allocation, grant.session);
+                match &answer {
+                    Ok(Answer::Granted(grant)) => {
+                        self.hand_out(grant.allocation, grant.session);
+                        self.held.insert((grant.session, grant.info.id));
+                    }
+                    Ok(Answer::Session(session, _)) => drop(self.connected.insert(*session)),
+                    _ => {}
                 }
                 assert!(self.answers.insert(call, answer).is_none(), "{call:?} is answered twice");
             }
+            Effect::Record(record) => self.journal.add(*record),
+            Effect::Unkeep { name } => assert!(!self.kept.contains_key(&name), "memory is let go before it is freed"),
             Effect::CreateTenant { tenant } => assert!(self.tenants.insert(tenant)),
             Effect::DropTenant { tenant } => self.drop_tenant(tenant),
             Effect::Publish { tenant, allocation, slots } => {
                 let memory = self.memory.get_mut(&allocation).expect("published memory exists");
-                assert!(!memory.dirty, "memory is lent unscrubbed");
+                assert!(!memory.dirty || memory.resumed, "memory is lent unscrubbed");
+                memory.resumed = false;
                 assert!(memory.seen_by.is_none_or(|seen| seen == tenant), "memory crosses tenants");
                 memory.seen_by = Some(tenant);
                 let registered: Vec<_> = memory.registered.iter().map(|(_, slot)| *slot).collect();
@@ -129,7 +148,7 @@ impl Hardware {
             }
             Job::Register { allocation, tenant, targets, .. } => {
                 let memory = &self.memory[allocation];
-                assert!(memory.registered.is_empty() && !memory.dirty);
+                assert!(memory.registered.is_empty() && (!memory.dirty || memory.resumed));
                 assert!(memory.seen_by.is_none_or(|seen| seen == *tenant), "memory crosses tenants");
                 assert!(!targets.is_empty());
             }
@@ -155,6 +174,31 @@ impl Hardware {
             .any(|p| matches!(p, Pending::Job(other) if of(other).is_some() && of(other) == of(&job)));
         assert!(!busy, "two jobs at once on one allocation: {job:?}");
         self.pending.push(Pending::Job(job));
+    }
+
+    /// What is left when the daemon dies: kept memory, pages, and the clients.
+    pub(super) fn after_crash(self) -> (Self, BTreeMap<TenantId, Vec<u64>>) {
+        let mut left = Self {
+            journal: self.journal,
+            kept: self.kept,
+            held: self.held,
+            connected: self.connected,
+            tenants: self.tenants,
+            ..Self::default()
+        };
+        let kept: BTreeSet<AllocationId> = left.kept.values().copied().collect();
+        for (id, memory) in self.memory.into_iter().filter(|(id, _)| kept.contains(id)) {
+            left.memory.insert(id, Memory { registered: Vec::new(), resumed: true, ..memory });
+        }
+        let mut pages: BTreeMap<TenantId, Vec<u64>> = left.tenants.iter().map(|id| (*id, Vec::new())).collect();
+        for ((tenant, slot), entry) in self.slots {
+            let page = pages.entry(tenant).or_default();
+            let (at, next) = (slot.0 as usize, entry.generation + 1);
+            page.resize(page.len().max(at + 1), 1);
+            page[at] = next;
+            left.slots.insert((tenant, slot), Slot { generation: next, live: false });
+        }
+        (left, pages)
     }
 
     /// Whether any slot of the tenant is open.

@@ -13,6 +13,7 @@ pub(super) fn check(core: &Core, hardware: &Hardware) {
     pools_match(core);
     clean_pools_match(core);
     nothing_is_left_over(core);
+    what_is_kept_is_needed(core);
     waiting_matches(core);
     if hardware.pending.is_empty() {
         assert!(core.waiting.is_empty(), "acquires wait and nothing is under way: {:?}", core.waiting);
@@ -43,8 +44,8 @@ fn leases_and_allocations_match(core: &Core) {
     for allocation in core.allocations.values() {
         assert!(allocation.lease.is_none_or(|lease| core.leases.contains_key(&lease)));
         assert_eq!(
-            allocation.stage == Stage::Leased,
-            allocation.lease.is_some() && !is_revoked(core, allocation.lease)
+            matches!(allocation.stage, Stage::Leased | Stage::Remaking),
+            (allocation.lease.is_some() && !is_revoked(core, allocation.lease)) || allocation.stage == Stage::Remaking
         );
     }
 }
@@ -123,6 +124,17 @@ fn nothing_is_left_over(core: &Core) {
         assert_eq!(tenant.ending, !tenant.is_alive());
     }
     assert_eq!(core.tenants.len(), core.tenant_ids.len());
+}
+
+/// Names of living things alone, each of one thing.
+fn what_is_kept_is_needed(core: &Core) {
+    let of_memory = core.allocations.values().filter_map(|a| a.names).flatten();
+    let of_sessions = core.sessions.values().filter_map(|session| session.socket);
+    let of_tenants = core.tenants.values().filter_map(|tenant| tenant.page);
+    let of_rings = core.queue_pairs.values().filter_map(|entry| entry.ring);
+    let names: Vec<_> = of_memory.chain(of_sessions).chain(of_tenants).chain(of_rings).collect();
+    assert_eq!(names.iter().copied().collect::<BTreeSet<_>>().len(), names.len(), "one name for two things");
+    assert_eq!(names.into_iter().collect::<BTreeSet<_>>(), *core.names());
 }
 
 fn waiting_matches(core: &Core) {

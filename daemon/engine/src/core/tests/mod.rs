@@ -7,4 +7,5 @@ mod invariants;
 mod lifetime;
 mod queue_pairs;
 mod random;
+mod restart;
 mod rig;

@@ -5,16 +5,17 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::rig::{MIB, Rig, config, failure, on_hca, request};
+use crate::config::EngineConfig;
 use crate::core::{Answer, FailureKind, GrantId, Input};
 use crate::ids::{LeaseId, QueuePairId, SessionId};
 use crate::lease::MemoryPlace;
 use crate::policy::Quota;
 
 /// One step: what, and two choices.
-type Step = (u8, u16, u16);
+pub(super) type Step = (u8, u16, u16);
 
 #[derive(Default)]
-struct Known {
+pub(super) struct Known {
     sessions: Vec<SessionId>,
     leases: Vec<LeaseId>,
     calls: Vec<crate::core::CallId>,
@@ -27,6 +28,15 @@ fn pick<T: Copy>(from: &[T], choice: u16) -> Option<T> {
 }
 
 fn run(steps: &[Step], ahead: bool) -> Rig {
+    let mut rig = Rig::new(&tight(ahead));
+    let mut known = Known::default();
+    go_on(&mut rig, &mut known, steps);
+    finish(&mut rig, &known);
+    rig
+}
+
+/// Bounds that a few steps reach.
+pub(super) fn tight(ahead: bool) -> EngineConfig {
     let mut config = config();
     config.limits.registration_slots = 16;
     config.limits.max_waiting_acquires_per_session = 3;
@@ -37,14 +47,14 @@ fn run(steps: &[Step], ahead: bool) -> Rig {
         config.pool.clean_target_per_class = 2;
         config.pool.clean_max_bytes = 12 * MIB;
     }
-    let mut rig = Rig::new(&config);
-    let mut known = Known::default();
+    config
+}
+
+pub(super) fn go_on(rig: &mut Rig, known: &mut Known, steps: &[Step]) {
     for step in steps {
-        take(&mut rig, &mut known, *step);
-        collect(&mut rig, &mut known);
+        take(rig, known, *step);
+        collect(rig, known);
     }
-    finish(&mut rig, &known);
-    rig
 }
 
 fn take(rig: &mut Rig, known: &mut Known, (what, a, b): Step) {
@@ -126,7 +136,7 @@ fn undo(rig: &mut Rig, known: &Known, b: u16) {
 /// One pending job ends, seven times in eight well.
 fn end_one(rig: &mut Rig, a: u16, b: u16) {
     let count = rig.hardware.pending.len();
-    if count == 0 {
+    if count == 0 || rig.fuse == Some(0) {
         return;
     }
     let failed = match b % 64 {
@@ -156,7 +166,7 @@ fn collect(rig: &mut Rig, known: &mut Known) {
 }
 
 /// Every session closes and everything pending ends well.
-fn finish(rig: &mut Rig, known: &Known) {
+pub(super) fn finish(rig: &mut Rig, known: &Known) {
     for session in &known.sessions {
         rig.close(*session);
     }
@@ -174,7 +184,7 @@ fn finish(rig: &mut Rig, known: &Known) {
     assert_eq!(rig.core.next_deadline(), None, "a deadline is left");
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(any::<Step>(), 20..200)
 }
 

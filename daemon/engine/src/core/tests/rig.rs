@@ -8,11 +8,11 @@ use gdrd_hal::GpuUuid;
 use super::hardware::{Hardware, Pending};
 use crate::config::{EngineConfig, GpuProof};
 use crate::core::{
-    Answer, CallId, Core, Effect, Failure, FailureKind, GpuIndex, Grant, HcaIndex, Host, Input, Job, NewSession,
-    Settings, TenantId,
+    Answer, CallId, Core, Effect, Failure, FailureKind, GpuIndex, Grant, HcaIndex, Host, Input, Job, Journaled,
+    NewSession, Restored, Settings, TenantId,
 };
 use crate::error::EngineError;
-use crate::ids::{LeaseId, QueuePairId, SessionId};
+use crate::ids::{LeaseId, QueuePairId, SessionId, TokenDigest};
 use crate::lease::{AcquireRequest, MemoryKind, MemoryPlace};
 use crate::peer::TenantKey;
 use crate::plan::{HostPlan, PlannedGpu};
@@ -28,6 +28,9 @@ pub(super) struct Rig {
     /// Every effect so far, as text: two equal runs have equal traces.
     pub(super) trace: Vec<String>,
     calls: u64,
+    config: EngineConfig,
+    /// Effects until the daemon dies.
+    pub(super) fuse: Option<usize>,
 }
 
 /// Two GPUs: GPU0 with two HCAs, GPU1 with one.
@@ -70,10 +73,51 @@ pub(super) fn on_hca(kind: FailureKind, hca: u16) -> Failure {
 
 impl Rig {
     pub(super) fn new(config: &EngineConfig) -> Self {
+        Self::with(config, Settings::new(config), Hardware::default())
+    }
+
+    /// With a journal, and descriptors kept.
+    pub(super) fn journaling(config: &EngineConfig) -> Self {
+        Self::with(config, Settings::new(config).journaling(), Hardware::default())
+    }
+
+    fn with(config: &EngineConfig, settings: Settings, hardware: Hardware) -> Self {
         let hcas: Vec<Arc<str>> = ["mlx5_0", "mlx5_1", "mlx5_2"].map(Arc::from).to_vec();
         let host = Host::new(&hcas, Some((MemoryKind::Memfd, 2 * MIB)), &plan());
-        let core = Core::new(Settings::new(config), host);
-        Self { core, hardware: Hardware::default(), now: 0, trace: Vec::new(), calls: 0 }
+        let core = Core::new(settings, host);
+        Self { core, hardware, now: 0, trace: Vec::new(), calls: 0, config: config.clone(), fuse: None }
+    }
+
+    /// The daemon dies, and another one takes up what is left.
+    pub(super) fn restart(self) -> Self {
+        let (now, calls, config) = (self.now, self.calls, self.config);
+        let (hardware, tenants) = self.hardware.after_crash();
+        let restored = Restored {
+            tenants,
+            sessions: hardware.connected.clone(),
+            memory: hardware.memory.keys().copied().collect(),
+            rings: hardware.journal.queue_pairs.keys().copied().collect(),
+            journaled: hardware.journal.clone(),
+        };
+        let mut rig = Self::with(&config, Settings::new(&config).journaling(), hardware);
+        (rig.now, rig.calls) = (now, calls);
+        let queue_pairs = restored.journaled.queue_pairs.values();
+        let alive = queue_pairs.filter(|record| restored.sessions.contains(&record.session));
+        rig.hardware.queue_pairs = alive.map(|record| (record.id, record.session)).collect();
+        let mut effects = Vec::new();
+        rig.core.apply(Input::Restore(Box::new(restored)), now, &mut effects);
+        // The runtime starts its journal anew, and closes what is left over.
+        rig.hardware.journal = Journaled::default();
+        rig.core.records().into_iter().for_each(|record| rig.hardware.journal.add(record));
+        let core = &rig.core;
+        rig.hardware.memory.retain(|id, _| core.has_allocation(*id));
+        rig.hardware.kept.retain(|name, _| core.names().contains(name));
+        for effect in effects.into_iter().filter(|effect| !matches!(effect, Effect::Record(_))) {
+            rig.trace.push(format!("{effect:?}"));
+            rig.hardware.carry_out(effect);
+        }
+        super::invariants::check(&rig.core, &rig.hardware);
+        rig
     }
 
     pub(super) fn call(&mut self) -> CallId {
@@ -82,9 +126,28 @@ impl Rig {
     }
 
     pub(super) fn apply(&mut self, input: Input) {
+        if self.fuse == Some(0) {
+            return;
+        }
+        match &input {
+            Input::Release { session, lease, .. } | Input::Undo { session, lease, .. } => {
+                self.hardware.held.remove(&(*session, *lease));
+            }
+            Input::CloseSession { session } => {
+                self.hardware.connected.remove(session);
+                self.hardware.held.retain(|(holder, _)| holder != session);
+            }
+            _ => {}
+        }
         let mut effects = Vec::new();
         self.core.apply(input, self.now, &mut effects);
         for effect in effects {
+            if let Some(fuse) = &mut self.fuse {
+                if *fuse == 0 {
+                    return;
+                }
+                *fuse -= 1;
+            }
             self.trace.push(format!("{effect:?}"));
             self.hardware.carry_out(effect);
         }
@@ -96,14 +159,24 @@ impl Rig {
     }
 
     fn answered(&mut self, call: CallId) -> Result<Answer, EngineError> {
-        self.answer(call).expect("the call is answered at once")
+        match self.answer(call) {
+            // Nobody answers for a daemon that is dead.
+            None if self.fuse == Some(0) => Err(EngineError::ShuttingDown),
+            answer => answer.expect("the call is answered at once"),
+        }
     }
 
     pub(super) fn open_session_with(&mut self, uid: u32, quota: Quota) -> Result<(SessionId, TenantId), EngineError> {
         let call = self.call();
         let tenant = TenantKey { uid, scope: "/test.scope".into() };
-        let session =
-            NewSession { tenant, quota, warm_up: Vec::new(), admin: uid == 0, client_name: "test".to_owned() };
+        let session = NewSession {
+            tenant,
+            quota,
+            warm_up: Vec::new(),
+            admin: uid == 0,
+            client_name: "test".to_owned(),
+            token: TokenDigest::ZERO,
+        };
         self.apply(Input::OpenSession { call, session });
         match self.answered(call)? {
             Answer::Session(session, tenant) => Ok((session, tenant)),
@@ -239,9 +312,10 @@ impl Rig {
                 }
                 Input::Allocated { allocation, result }
             }
-            Job::Register { allocation, targets, .. } => {
+            Job::Register { allocation, targets, keep, .. } => {
                 let result = result.map(|()| vec![0; targets.len()]);
                 if result.is_ok() {
+                    self.hardware.kept.extend(keep.map(|[name, _]| (name, allocation)));
                     memory.get_mut(&allocation).expect("registered memory exists").registered = targets;
                 }
                 Input::Registered { allocation, result }
@@ -256,6 +330,7 @@ impl Rig {
             }
             Job::Free { allocation } => {
                 assert!(memory.remove(&allocation).is_some());
+                self.hardware.kept.retain(|_, kept| *kept != allocation);
                 Input::Freed { allocation }
             }
             Job::CreateQueuePair { queue_pair, .. } => {

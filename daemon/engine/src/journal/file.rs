@@ -1,0 +1,193 @@
+//! The file of a journal: read once at start, then appended to, and written anew when most of it is history.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use super::frame::{first_frame, frame_of, read};
+use crate::core::{Journaled, Record};
+
+/// Longest journal that is read, bytes: 100,000 leases.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+/// Length below which a journal is never written anew, bytes.
+const LEAST_FOR_REWRITE_BYTES: u64 = 1 << 20;
+/// Written anew at so many times the length that it had then.
+const GROWTH_FOR_REWRITE: u64 = 4;
+/// Of the daemon's user alone.
+const MODE: u32 = 0o600;
+
+/// The journal of this daemon. When it cannot be written it is given up, and removed: none is better than one that is
+/// not so.
+#[derive(Debug)]
+pub(crate) struct JournalFile {
+    path: PathBuf,
+    file: Option<File>,
+    len_bytes: u64,
+    /// Length after it was written anew last.
+    rewritten_bytes: u64,
+}
+
+impl JournalFile {
+    /// What the daemon before left; nothing where there is no journal, or none that can be believed: then why is logged,
+    /// and the file is put aside.
+    pub(crate) fn read(path: &Path) -> Journaled {
+        match read_file(path) {
+            Ok(bytes) => match read(&bytes) {
+                Ok(found) => {
+                    if found.torn_bytes > 0 {
+                        let (path, bytes) = (path.display(), found.torn_bytes);
+                        tracing::info!(%path, bytes, "the journal's last record was cut off; it had no effect yet");
+                    }
+                    return found.journaled;
+                }
+                Err(error) => put_aside(path, &error),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => put_aside(path, &error),
+        }
+        Journaled::default()
+    }
+
+    /// Starts a journal with these records.
+    pub(crate) fn start(path: PathBuf, records: &[Record]) -> Self {
+        let mut journal = Self { path, file: None, len_bytes: 0, rewritten_bytes: 0 };
+        journal.rewrite(records);
+        journal
+    }
+
+    pub(crate) fn append(&mut self, record: &Record) {
+        let Some(file) = &mut self.file else { return };
+        let written = match frame_of(record) {
+            Some(frame) => file.write_all(&frame).map(|()| frame.len() as u64),
+            None => Err(io::Error::new(io::ErrorKind::InvalidInput, "a record is too long")),
+        };
+        match written {
+            Ok(len_bytes) => self.len_bytes += len_bytes,
+            Err(error) => self.give_up(&error),
+        }
+    }
+
+    /// Whether most of it is history.
+    pub(crate) fn is_long(&self) -> bool {
+        let most = self.rewritten_bytes.saturating_mul(GROWTH_FOR_REWRITE).max(LEAST_FOR_REWRITE_BYTES);
+        self.file.is_some() && self.len_bytes > most
+    }
+
+    /// Replaces it by these records, all at once.
+    pub(crate) fn rewrite(&mut self, records: &[Record]) {
+        match write_new(&self.path, records) {
+            Ok((file, len_bytes)) => {
+                self.file = Some(file);
+                (self.len_bytes, self.rewritten_bytes) = (len_bytes, len_bytes);
+            }
+            Err(error) => self.give_up(&error),
+        }
+    }
+
+    fn give_up(&mut self, error: &io::Error) {
+        let path = self.path.display();
+        tracing::error!(%path, %error, "the journal cannot be written; a restart from here on ends every session");
+        self.file = None;
+        // Gone already is as good; what stays is replaced at the next start.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("longer than {MAX_FILE_BYTES} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Keeps a journal that is not believed, for a person to look at.
+fn put_aside(path: &Path, error: &dyn std::error::Error) {
+    let aside = path.with_extension("unreadable");
+    let moved = fs::rename(path, &aside);
+    let path = path.display();
+    tracing::warn!(%path, %error, ?moved, "the journal is not believed: sessions and leases of the daemon before end");
+}
+
+fn write_new(path: &Path, records: &[Record]) -> io::Result<(File, u64)> {
+    let new = path.with_extension("new");
+    let mut bytes = Vec::new();
+    for frame in std::iter::once(first_frame()).chain(records.iter().map(frame_of)) {
+        bytes.extend(frame.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a record is too long"))?);
+    }
+    // One that an earlier daemon left half written is replaced, not written into.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().append(true).create_new(true).mode(MODE).open(&new)?;
+    file.write_all(&bytes)?;
+    fs::rename(&new, path)?;
+    Ok((file, bytes.len() as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::ids::LeaseId;
+
+    fn folder() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("gdrd.journal");
+        (folder, path)
+    }
+
+    #[test]
+    fn what_was_appended_is_read_and_nobody_else_can() {
+        let (_folder, path) = folder();
+        assert!(JournalFile::read(&path).is_empty());
+        let mut journal = JournalFile::start(path.clone(), &[Record::Numbers(1)]);
+        journal.append(&Record::Numbers(5));
+        drop(journal);
+        assert_eq!(JournalFile::read(&path).numbers, 5);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
+    }
+
+    #[test]
+    fn a_journal_stays_within_a_few_times_what_it_must_hold() {
+        let (_folder, path) = folder();
+        let mut journal = JournalFile::start(path.clone(), &[]);
+        for id in 0..100_000 {
+            journal.append(&Record::LeaseGone(LeaseId(id)));
+            if journal.is_long() {
+                journal.rewrite(&[Record::Numbers(id)]);
+            }
+        }
+        assert!(fs::metadata(&path).unwrap().len() <= LEAST_FOR_REWRITE_BYTES + 100);
+        assert!(JournalFile::read(&path).numbers > 0);
+    }
+
+    #[test]
+    fn a_journal_that_is_not_believed_is_put_aside() {
+        let (_folder, path) = folder();
+        drop(JournalFile::start(path.clone(), &[Record::Numbers(1), Record::Numbers(2)]));
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        assert_eq!(JournalFile::read(&path), Journaled::default());
+        assert_eq!(fs::read(path.with_extension("unreadable")).unwrap(), bytes);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_written_is_removed() {
+        let (folder, path) = folder();
+        let mut journal = JournalFile::start(path.clone(), &[Record::Numbers(1)]);
+        fs::create_dir(path.with_extension("new")).unwrap();
+        journal.rewrite(&[Record::Numbers(2)]);
+        assert!(!path.exists());
+        journal.append(&Record::Numbers(3));
+        assert!(!path.exists());
+        drop(folder);
+    }
+}
