@@ -80,8 +80,9 @@ impl LimitKeys {
 
     pub(super) fn settings(&self) -> Limits {
         Limits {
-            // The daemon knows it only once it has raised its RLIMIT_NOFILE.
+            // The daemon knows it only once it has raised its RLIMIT_NOFILE, and the next from whoever keeps them.
             max_descriptors: u32::MAX,
+            max_kept_descriptors: u32::MAX,
             max_sessions: self.max_sessions,
             max_leases_per_session: self.max_leases_per_session,
             max_waiting_acquires_per_session: self.max_waiting_acquires_per_session,
