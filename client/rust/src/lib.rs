@@ -30,6 +30,7 @@ mod client;
 mod device_memory;
 mod error;
 mod finish;
+mod hits;
 mod leases;
 mod options;
 mod queue_pair;
@@ -46,6 +47,7 @@ pub use gdrd_ring::{
     Completion, CompletionOpcode, InlineData, LocalSpan, Operation, RefusalReason, RemoteSpan, Source, Status,
     Submission, SubmissionFlags,
 };
+pub use hits::{EntryId, Hit, HitCache, Inserted, NotInserted, Region};
 pub use leases::LeaseWatch;
 pub use options::{AcquireOptions, QueuePairOptions};
 pub use queue_pair::{Endpoint, QueuePair};

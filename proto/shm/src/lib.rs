@@ -5,12 +5,13 @@
 //! that its users need no unsafe code and no peer can break their invariants.
 //!
 //! Owner of state: each [`Segment`] owns its file descriptor and its mapping, and unmaps in `Drop`;
-//! [`SharedU32`], [`SharedU64`] and [`SharedSlots`] keep their segment alive.
+//! [`SharedU32`], [`SharedU64`] and [`SharedSlots`] keep their segment alive; [`ForkMark`] owns a page of its own.
 //!
 //! It must not know what the bytes mean: rings, buffers and generations live in its users.
 #![allow(unsafe_code)]
 
 mod error;
+mod fork;
 mod futex;
 pub mod pingpong;
 mod raw;
@@ -19,6 +20,7 @@ mod segment;
 mod shared;
 
 pub use error::ShmError;
+pub use fork::ForkMark;
 pub use futex::{WaitOutcome, futex_wait, futex_wake};
 pub use seal::{Seals, add_seals, seals};
 pub use segment::{Access, MapOptions, Segment, SegmentOptions};
