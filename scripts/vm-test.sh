@@ -11,7 +11,7 @@ VM_DIR=$(realpath -m "$target")/vm
 export VM_DIR
 started=$SECONDS
 # Each has a program of tests of its own, in tests/vm/tests.
-runs=(conformance one_host two_hosts systemd)
+runs=(conformance one_host two_hosts systemd topology)
 
 # One fetched tree serves all later runs of the same checkout.
 status=0
@@ -36,7 +36,7 @@ cp "$target"/debug/{gdrd,gdrctl,gdrd-puppet} "$programs/"
 
 image=$VM_DIR/image.cpio
 system_image=$VM_DIR/system-image.cpio
-tests/vm/image.sh "$image" "$programs"/{gdrd,gdrctl,gdrd-puppet,conformance,one_host,two_hosts}
+tests/vm/image.sh "$image" "$programs"/{gdrd,gdrctl,gdrd-puppet,conformance,one_host,two_hosts,topology}
 tests/vm/system-image.sh "$system_image" "$programs"/{gdrd-puppet,systemd}
 
 failed=0
@@ -52,6 +52,8 @@ guest_run() {
 wanted=$*
 guest_run one-host tests/vm/run.sh "$image" 1 conformance,one_host
 guest_run two-hosts tests/vm/run.sh "$image" 2 two_hosts
+# shellcheck disable=SC2046  # words without blanks
+guest_run topology tests/vm/run.sh "$image" 1 topology $(tests/vm/pcie.sh)
 guest_run systemd tests/vm/run.sh "$system_image" 1 systemd
 echo "vm-test: $((SECONDS - started)) s"
 exit "$failed"

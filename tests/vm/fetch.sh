@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Downloads what the virtual machines are made of, as packages of this host's Debian suite, and unpacks it below a
 # folder; installs nothing. What is there already is not fetched again.
-# usage: fetch.sh DIR   leaves in DIR: emulator, tools (guest userland), system (a guest's root with systemd), kernel, abi
+# usage: fetch.sh DIR   leaves in DIR: emulator, tools (guest userland), system (a guest's root with systemd), kernel and
+# kernel-next, each with its version in the file abi
 set -euo pipefail
 
 dir=$1
@@ -21,10 +22,8 @@ case ${VERSION_CODENAME:-} in
     exit 3
     ;;
 esac
-suites=$VERSION_CODENAME
-if [[ $kernel_suite != "$suites" ]]; then
-  suites+=" $kernel_suite"
-fi
+# In 6.12 a device cannot be removed while a process has it open.
+next_suite=trixie-backports
 
 # mirror: the first Debian archive that the host's own apt uses, in either format of its files.
 mirror() {
@@ -37,15 +36,18 @@ mirror() {
   echo "$found"
 }
 
-# private_apt: an empty list of installed packages gives the whole closure, and the host's lists stay as they are.
+# private_apt SUITE...: an empty list of installed packages gives the whole closure, and the host's lists stay as they
+# are.
 private_apt() {
   apt_dir=$dir/apt
+  [[ $* != "${apt_suites:-}" ]] || return 0
+  apt_suites=$*
   rm -rf "$apt_dir"
   mkdir -p "$apt_dir"/{lists/partial,cache/archives/partial,sources.d}
   cat >"$apt_dir/sources.d/vm.sources" <<SOURCES
 Types: deb
 URIs: $(mirror)
-Suites: $suites
+Suites: $*
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 SOURCES
@@ -67,6 +69,8 @@ CONF
 unpack_closure() {
   local place=$1 suite=$2 part package
   shift 2
+  # shellcheck disable=SC2046  # one word or two
+  private_apt $(printf '%s\n' "$VERSION_CODENAME" "$kernel_suite" | uniq)
   mkdir -p "$place"/usr/{bin,sbin,lib,lib64}
   for part in bin sbin lib lib64; do
     ln -sfn "usr/$part" "$place/$part"
@@ -79,24 +83,34 @@ unpack_closure() {
   rm -f "$apt_dir"/cache/archives/*.deb
 }
 
+# unpack_kernel PLACE SUITE: leaves vmlinuz, modules and abi in PLACE. From 7.x on the image is several packages.
 unpack_kernel() {
-  local version image
-  version=$(apt-cache madison linux-image-amd64 |
-    awk -F'|' -v suite=" $kernel_suite/" 'index($3, suite) { gsub(/ /, "", $2); print $2; exit }')
+  local place=$1 suite=$2 version image abi packages
+  private_apt "$suite"
+  version=$(apt-cache madison linux-image-amd64 | awk -F'|' '{ gsub(/ /, "", $2); print $2; exit }')
   image=$(apt-cache show "linux-image-amd64=$version" |
     sed -n 's/^Depends:.*\(linux-image-[0-9][^ ,]*\).*/\1/p' | head -n 1)
-  mkdir -p "$1"
-  (cd "$apt_dir/cache" && apt-get -qq download "$image=$version")
-  dpkg -x "$apt_dir"/cache/linux-image-*.deb "$1"
-  echo "${image#linux-image-}" >"$dir/abi"
+  abi=${image#linux-image-}
+  packages=("$image=$version")
+  if [[ $(apt-cache show "$image=$version") == *linux-binary-* ]]; then
+    packages=(linux-{base,binary,modules}-"$abi=$version")
+  fi
+  mkdir -p "$place/root"
+  (cd "$apt_dir/cache" && apt-get -qq download "${packages[@]}")
+  for package in "$apt_dir"/cache/linux-*.deb; do
+    dpkg -x "$package" "$place/root"
+  done
+  rm -f "$apt_dir"/cache/linux-*.deb
+  ln -s "$(cd "$place" && find root -name 'vmlinuz*')" "$place/vmlinuz"
+  ln -s "$(cd "$place" && find root -path "*/lib/modules/$abi" -prune)" "$place/modules"
+  echo "$abi" >"$place/abi"
 }
 
-# once NAME COMMAND...: runs it with the place of NAME before the other arguments, unless an earlier run has finished it.
+# once NAME COMMAND ARGUMENT...: runs it with the place of NAME before the arguments, unless an earlier run finished it.
 once() {
   local name=$1 command=$2
   shift 2
   [[ ! -e $dir/$name.done ]] || return 0
-  [[ -n ${apt_dir:-} ]] || private_apt
   rm -rf "${dir:?}/$name"
   "$command" "$dir/$name" "$@"
   touch "$dir/$name.done"
@@ -107,5 +121,6 @@ mkdir -p "$dir"
 once emulator unpack_closure "$kernel_suite" qemu-system-x86
 once tools unpack_closure "$VERSION_CODENAME" "${tools[@]}"
 once system unpack_closure "$VERSION_CODENAME" "${system[@]}"
-once kernel unpack_kernel
+once kernel unpack_kernel "$kernel_suite"
+once kernel-next unpack_kernel "$next_suite"
 rm -rf "$dir/apt"

@@ -12,6 +12,9 @@ mount -t tmpfs -o mode=1777 tmp /tmp
 mount -t tmpfs run /run
 exec </dev/null >/dev/ttyS1 2>&1
 stty -F /dev/ttyS1 -opost
+# Monitors of the emulators.
+stty -F /dev/ttyS2 raw -echo
+stty -F /dev/ttyS3 raw -echo
 
 for module in virtio_pci virtio_net crc32_generic ib_uverbs rdma_rxe; do
   modprobe "$module" || echo "guest: no module $module"

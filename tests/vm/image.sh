@@ -45,7 +45,7 @@ for program in "$tree"/bin/{sh,kmod,ip,rdma,tc} "$@"; do
 done
 
 # rxe asks for crc32 through the crypto core, which no dependency names.
-add_modules "$tree" virtio_pci virtio_net ib_uverbs rdma_rxe crc32_generic
+add_modules "$tree" virtio_pci virtio_net e1000e igb igbvf nvme ib_uverbs rdma_rxe crc32_generic sch_netem
 
 cp "$here/guest-init.sh" "$tree/init"
 chmod +x "$tree/init"

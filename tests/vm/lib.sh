@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the scripts of tests/vm share: programs of the unpacked packages, run with their own loader and libraries, and
 # pieces of guest images.
-# usage: . lib.sh, with VM_DIR set to the folder that fetch.sh filled
+# usage: . lib.sh, with VM_DIR set to the folder that fetch.sh filled, VM_KERNEL to a kernel in it (kernel by default)
 
 tools=$VM_DIR/tools
 libraries=$tools/usr/lib/x86_64-linux-gnu
@@ -39,29 +39,27 @@ add_programs() {
 
 # add_modules TREE MODULE...: with what they need, unpacked.
 add_modules() {
-  local tree=$1 abi place module line file target
+  local tree=$1 kernel=$VM_DIR/${VM_KERNEL:-kernel} abi module line file target
   shift
-  abi=$(<"$VM_DIR/abi")
-  # Suites differ in which of the two.
-  place=$(ls -d "$VM_DIR"/kernel/{,usr/}lib/modules/"$abi" 2>/dev/null || true)
-  mkdir -p "$VM_DIR/depmod/lib/modules" "$tree/usr/lib/modules/$abi"
-  ln -sfn "$place" "$VM_DIR/depmod/lib/modules/$abi"
-  unpacked_run depmod bin/kmod -b "$VM_DIR/depmod" "$abi"
+  abi=$(<"$kernel/abi")
+  mkdir -p "$kernel/depmod/lib/modules" "$tree/usr/lib/modules/$abi"
+  ln -sfn "$kernel/modules" "$kernel/depmod/lib/modules/$abi"
+  unpacked_run depmod bin/kmod -b "$kernel/depmod" "$abi"
   for module in "$@"; do
-    line=$(grep -E "(^|/)$module\.ko[.a-z]*:" "$place/modules.dep" || true)
-    # Built into this kernel.
+    line=$(grep -E "(^|/)$module\.ko[.a-z]*:" "$kernel/modules/modules.dep" || true)
+    # Built into this kernel, or not in it.
     [[ -n $line ]] || continue
     for file in ${line/:/ }; do
       target=$tree/usr/lib/modules/$abi/${file%.xz}
       mkdir -p "$(dirname "$target")"
       if [[ $file == *.xz ]]; then
-        busybox unxz -c "$place/$file" >"$target"
+        busybox unxz -c "$kernel/modules/$file" >"$target"
       else
-        cp "$place/$file" "$target"
+        cp "$kernel/modules/$file" "$target"
       fi
     done
   done
-  cp "$place"/modules.{builtin,builtin.modinfo,order} "$tree/usr/lib/modules/$abi/"
+  cp "$kernel"/modules/modules.{builtin,builtin.modinfo,order} "$tree/usr/lib/modules/$abi/"
   unpacked_run depmod bin/kmod -b "$tree" "$abi"
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Boots guests on one emulated wire, shows what their tests print, and succeeds only if each guest said so.
-# usage: run.sh IMAGE.cpio COUNT PROGRAM[,PROGRAM...] [EMULATOR ARGUMENT...]   with VM_DIR set; COUNT is 1 or 2
+# usage: run.sh IMAGE.cpio COUNT PROGRAM[,PROGRAM...] [EMULATOR ARGUMENT...]   COUNT is 1 or 2
+# With VM_DIR set, VM_KERNEL to one of its kernels (kernel by default), VM_KERNEL_ARGUMENTS to words for its command line.
 # A guest commands its emulator as a person at its monitor would, by its serial port ttyS2, and the other's by ttyS3.
 # VM_QUITS=N: guest N is ended by the other.
 set -euo pipefail
@@ -26,19 +27,20 @@ finish() {
 }
 trap finish EXIT
 
-kernel=$(echo "$VM_DIR"/kernel/boot/vmlinuz-*)
+kernel=$VM_DIR/${VM_KERNEL:-kernel}/vmlinuz
 export QEMU_MODULE_DIR=$emulator/usr/lib/x86_64-linux-gnu/qemu
 
-# monitor PORT NODE: connects a serial port to the monitor of a guest, which may come later.
-monitor() { echo "-chardev socket,id=$1,path=$work/monitor$2,reconnect-ms=100 -serial chardev:$1"; }
+# monitor NODE WHO: a monitor of this guest's emulator. port NODE WHO: a serial port to the monitor that NODE has for WHO,
+# which may come later.
+monitor() { echo "-chardev socket,id=monitor-$2,path=$work/monitor$1-$2,server=on,wait=off -mon chardev=monitor-$2"; }
+port() { echo "-chardev socket,id=port$1-$2,path=$work/monitor$1-$2,reconnect-ms=100 -serial chardev:port$1-$2"; }
 
 # start NODE ARGUMENT...: tcg unless told otherwise; one CPU a guest, so that two fit a small machine.
 start() {
-  local node=$1 wire other ports
+  local node=$1 wire other=$((count == 2 ? 3 - $1 : $1)) monitors
   shift
-  other=$((count == 2 ? 3 - node : node))
   # shellcheck disable=SC2207  # words without blanks
-  ports=($(monitor own "$node") $(monitor peer "$other"))
+  monitors=($(monitor "$node" itself) $(monitor "$node" peer) $(port "$node" itself) $(port "$other" peer))
   if ((count == 1)); then
     # Packets for others go nowhere; a hub without a second port would stall the NIC's queue.
     wire=user,id=wire,restrict=on,ipv6=off
@@ -49,10 +51,9 @@ start() {
     "$emulator/usr/bin/qemu-system-x86_64" -L "$emulator/usr/share/qemu" -L "$emulator/usr/share/seabios" \
     -M q35,sata=off,smbus=off,usb=off,vmport=off -accel "${VM_ACCEL:-tcg,thread=multi}" -cpu max -smp 1 -m 1024 \
     -nodefaults -no-user-config -display none -no-reboot \
-    -chardev "socket,id=monitor,path=$work/monitor$node,server=on,wait=off" -mon chardev=monitor,mode=readline \
-    -serial "file:$work/console$node" -serial "file:$work/output$node" "${ports[@]}" \
+    -serial "file:$work/console$node" -serial "file:$work/output$node" "${monitors[@]}" \
     -kernel "$kernel" -initrd "$image" \
-    -append "console=ttyS0 quiet panic=-1 cryptomgr.notests gdrd.node=$node gdrd.run=$programs" \
+    -append "console=ttyS0 quiet panic=-1 cryptomgr.notests gdrd.node=$node gdrd.run=$programs ${VM_KERNEL_ARGUMENTS:-}" \
     -netdev "$wire" -device "virtio-net-pci,netdev=wire,id=nic,mac=52:54:00:00:00:0$node,romfile=" \
     -device isa-debug-exit,iobase=0xf4,iosize=4 "$@" </dev/null >"$work/emulator$node" 2>&1 &
   pids+=($!)

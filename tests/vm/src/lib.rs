@@ -3,6 +3,9 @@
 //! Must not know: how guests are made (the scripts beside this crate).
 #![forbid(unsafe_code)]
 
+pub mod monitor;
+pub mod pci;
+
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::Arc;

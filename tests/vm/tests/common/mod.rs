@@ -91,8 +91,14 @@ impl Side {
 
 /// A daemon on the guest's own hardware that lets everyone lease.
 pub(crate) fn daemon() -> Daemon {
-    let daemon = DaemonOptions::default().hardware().config("[[policy.lease]]\nwho = \"anyone\"\n").start();
-    assert!(daemon.log().contains(&format!("serves {}", gdrd_vm::HCA)), "{}", daemon.log());
+    daemon_with("")
+}
+
+/// The same with more configuration.
+pub(crate) fn daemon_with(more: &str) -> Daemon {
+    let config = format!("{more}\n[[policy.lease]]\nwho = \"anyone\"\n");
+    let daemon = DaemonOptions::default().hardware().config(&config).start();
+    assert!(daemon.log().contains(gdrd_vm::HCA), "{}", daemon.log());
     daemon
 }
 

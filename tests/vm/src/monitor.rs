@@ -1,0 +1,57 @@
+//! The monitors of the emulators, which do to a guest what hands do to a machine.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+
+/// A monitor behind a serial port.
+#[derive(Debug)]
+pub struct Monitor {
+    port: File,
+    commands: u32,
+}
+
+/// Added to the number of a command by the monitor itself: the sum stands in no echo of what it was sent.
+const MARK: u32 = 1_000_000;
+
+impl Monitor {
+    /// That of this guest.
+    ///
+    /// # Panics
+    /// Outside of a guest.
+    #[must_use]
+    pub fn own() -> Self {
+        Self::at("/dev/ttyS2")
+    }
+
+    /// That of the other guest.
+    ///
+    /// # Panics
+    /// Outside of a guest.
+    #[must_use]
+    pub fn of_peer() -> Self {
+        Self::at("/dev/ttyS3")
+    }
+
+    fn at(path: &str) -> Self {
+        let port = File::options().read(true).write(true).open(path).expect("guests have four serial ports");
+        Self { port, commands: 0 }
+    }
+
+    /// Gives a command and awaits its end. Commands that tests need print nothing unless they are refused.
+    ///
+    /// # Panics
+    /// When the port cannot be used, or the monitor refuses.
+    pub fn command(&mut self, command: &str) {
+        self.commands += 1;
+        let lines = format!("{command}\nprint {MARK}+{}\n", self.commands);
+        self.port.write_all(lines.as_bytes()).expect("the monitor listens");
+        let done = (MARK + self.commands).to_string();
+        let mut told = String::new();
+        while !told.contains(&done) {
+            let mut bytes = [0; 256];
+            let got = self.port.read(&mut bytes).expect("the monitor answers");
+            told.push_str(&String::from_utf8_lossy(bytes.get(..got).unwrap_or_default()));
+        }
+        assert!(!told.contains("Error"), "{command}: {told}");
+    }
+}

@@ -1,0 +1,174 @@
+//! A guest with PCIe switches, NUMA nodes and real drivers: what gdrd reads in the live `/sys` is what the emulator was
+//! told to build. The tests find the same facts by paths and link names alone.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::fs;
+use std::sync::Once;
+
+use common::{daemon_with, text};
+use gdrd_harness::Puppet;
+use gdrd_harness::script::Command;
+use gdrd_vm::pci::{Function, functions};
+use gdrd_vm::run;
+use serde_json::Value;
+
+const GPU_CLASS: &str = "0x0302";
+const NIC_CLASS: &str = "0x0200";
+const DRIVE_CLASS: &str = "0x0108";
+
+/// NICs below the switches: that of the wire sits on the root bus itself.
+fn nics() -> Vec<Function> {
+    functions(NIC_CLASS).into_iter().filter(|nic| nic.root() != "pci0000:00").collect()
+}
+
+/// Name of the soft RoCE device over the NIC of this address.
+fn rxe_of(nic: &Function) -> String {
+    format!("rxe_{}", nic.address.replace([':', '.'], "_"))
+}
+
+/// Loads the drivers, and puts a soft RoCE device on every NIC below a switch.
+fn prepared() {
+    static PREPARED: Once = Once::new();
+    PREPARED.call_once(|| {
+        for module in ["e1000e", "igb", "igbvf", "nvme"] {
+            run("modprobe", &[module]);
+        }
+        nics().iter().for_each(make_rxe);
+    });
+}
+
+fn make_rxe(nic: &Function) {
+    let netdev = gdrd_harness::wait_until("the driver makes an interface", || nic.netdevs().pop().ok_or(nic));
+    run("ip", &["link", "set", &netdev, "up"]);
+    run("rdma", &["link", "add", &rxe_of(nic), "type", "rxe", "netdev", &netdev]);
+    gdrd_harness::wait_until("the link comes up", || {
+        let state = fs::read_to_string(format!("/sys/class/infiniband/{}/ports/1/state", rxe_of(nic)));
+        if state.as_ref().is_ok_and(|state| state.contains("ACTIVE")) { Ok(()) } else { Err(state) }
+    });
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let told = run("gdrctl", &[arguments, &["--format", "json"]].concat());
+    serde_json::from_str(&told).unwrap_or_else(|error| unreachable!("{arguments:?}: {error} in {told}"))
+}
+
+/// The level that the emulator was told to build. Both NUMA nodes are known, for both root complexes have theirs.
+fn built_level(a: &Function, b: &Function) -> &'static str {
+    match () {
+        () if a.shares_switch_with(b) => "PIX",
+        () if a.root() == b.root() => "PHB",
+        () => "SYS",
+    }
+}
+
+/// Row of the device with this name or address in a list of a document.
+fn row<'a>(document: &'a Value, list: &str, field: &str, value: &str) -> &'a Value {
+    let rows = document[list].as_array().expect("the document has the list");
+    rows.iter().find(|row| row[field] == value).unwrap_or_else(|| unreachable!("no {value} in {list}: {rows:?}"))
+}
+
+#[test]
+fn every_gpu_is_paired_with_the_nic_of_its_own_switch() {
+    prepared();
+    let plan = json(&["plan"]);
+    let (gpus, nics) = (functions(GPU_CLASS), nics());
+    assert_eq!((gpus.len(), nics.len(), plan["gpus"].as_array().map(Vec::len)), (4, 4, Some(4)), "{plan}");
+    for (place, gpu) in gpus.iter().enumerate() {
+        let planned = row(&plan, "gpus", "bdf", &gpu.address);
+        assert_eq!(planned["name"], format!("GPU{place}"));
+        let node = fs::read_to_string(gpu.path.join("numa_node")).expect("functions tell their node");
+        assert_eq!(planned["numa"], node.trim().parse::<u64>().expect("it is known"));
+        for nic in &nics {
+            let seen = planned["nics"].as_array().and_then(|seen| seen.iter().find(|seen| seen["name"] == rxe_of(nic)));
+            let seen = seen.unwrap_or_else(|| unreachable!("no {} in {planned}", rxe_of(nic)));
+            assert_eq!((&seen["bdf"], &seen["level"]), (&nic.address.clone().into(), &built_level(gpu, nic).into()));
+        }
+        let near = nics.iter().find(|nic| nic.shares_switch_with(gpu)).expect("each switch has a NIC");
+        assert_eq!(planned["assigned"], Value::from(vec![rxe_of(near)]));
+    }
+}
+
+#[test]
+fn the_matrix_and_the_drives_are_those_of_the_machine() {
+    prepared();
+    let topo = json(&["topo"]);
+    let devices = topo["levels"]["devices"].as_array().expect("the matrix has names");
+    let (gpus, nics) = (functions(GPU_CLASS), nics());
+    for (place, gpu) in gpus.iter().enumerate() {
+        for nic in &nics {
+            let column = devices.iter().position(|name| *name == rxe_of(nic)).expect("every NIC has a column");
+            assert_eq!(topo["levels"]["rows"][place][column], built_level(gpu, nic), "{} {}", gpu.address, nic.address);
+        }
+        for (other_place, other) in gpus.iter().enumerate().filter(|(other, _)| *other != place) {
+            assert_eq!(topo["levels"]["rows"][place][other_place], built_level(gpu, other));
+        }
+    }
+    for drive in functions(DRIVE_CLASS) {
+        let gpu = gpus.iter().position(|gpu| gpu.shares_switch_with(&drive)).expect("each switch has a drive");
+        let name = text(&row(&topo, "drives", "bdf", &drive.address)["name"]);
+        let advised = json(&["path", &format!("GPU{gpu}"), &name]);
+        assert_eq!(advised["level"], "PIX", "{advised}");
+    }
+    let root_ports: Vec<&Value> = rows_of_role(&topo, "root-port");
+    assert!(root_ports.len() >= 4, "{root_ports:?}");
+    for port in root_ports {
+        assert!(port["acs"].as_str().is_some_and(|acs| acs != "none"), "root ports have ACS: {port}");
+    }
+    for port in rows_of_role(&topo, "switch-downstream") {
+        assert_eq!(port["acs"], "none", "the emulated switch has none: {port}");
+    }
+}
+
+fn rows_of_role<'a>(topo: &'a Value, role: &str) -> Vec<&'a Value> {
+    let functions = topo["functions"].as_array().expect("the document lists functions");
+    functions.iter().filter(|function| function["role"] == role).collect()
+}
+
+#[test]
+fn host_memory_near_a_gpu_is_registered_with_the_nic_of_its_switch() {
+    prepared();
+    let daemon = daemon_with("");
+    let mut puppet = Puppet::connected(&daemon);
+    for (place, gpu) in functions(GPU_CLASS).iter().enumerate() {
+        let (buffer, gpu_name) = (format!("b{place}"), format!("GPU{place}"));
+        let lease = puppet.run(Command::Acquire { buffer: buffer.clone(), gpu: gpu_name, size: 1 << 20, host: true });
+        let near = nics().into_iter().find(|nic| nic.shares_switch_with(gpu)).expect("each switch has a NIC");
+        let registered = puppet.try_run(Command::Remote { buffer, hca: rxe_of(&near) });
+        assert!(registered.is_ok(), "{lease}: {registered:?}");
+    }
+}
+
+#[test]
+fn virtual_functions_stand_below_their_physical_one() {
+    prepared();
+    let physical = nics().into_iter().find(|nic| nic.path.join("sriov_numvfs").exists()).expect("igb has SR-IOV");
+    fs::write(physical.path.join("sriov_numvfs"), "2").expect("the NIC makes virtual functions");
+    let of_physical =
+        |nic: &Function| fs::canonicalize(nic.path.join("physfn")).is_ok_and(|path| path == physical.path);
+    let virtuals: Vec<Function> = nics().into_iter().filter(of_physical).collect();
+    assert_eq!(virtuals.len(), 2);
+    virtuals.iter().for_each(make_rxe);
+    let plan = json(&["plan"]);
+    let profile = run("gdrctl", &["export", "profile"]);
+    for function in &virtuals {
+        let nic = row(&plan, "nics", "name", &rxe_of(function));
+        assert_eq!(nic["card"], physical.address, "{nic}");
+        let line = profile.lines().find(|line| line.contains(&function.address) && line.contains(&physical.address));
+        assert!(line.is_some(), "{profile}");
+    }
+    for gpu in functions(GPU_CLASS) {
+        let planned = row(&plan, "gpus", "bdf", &gpu.address);
+        let level = |nic: &Function| {
+            let rows = planned["nics"].as_array().expect("the plan lists NICs");
+            rows.iter().find(|row| row["name"] == rxe_of(nic)).map(|row| row["level"].clone())
+        };
+        assert!(level(&physical).is_some());
+        assert!(virtuals.iter().all(|function| level(function) == level(&physical)), "{planned}");
+    }
+    for function in &virtuals {
+        run("rdma", &["link", "delete", &rxe_of(function)]);
+    }
+    fs::write(physical.path.join("sriov_numvfs"), "0").expect("the NIC takes them back");
+}
