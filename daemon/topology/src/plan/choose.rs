@@ -30,9 +30,12 @@ impl Choice {
     ) -> Self {
         let mut choice = Self { given: kept.clone(), ..Self::default() };
         choice.pin(host, options);
-        let rounds = Rounds::new(host, options, candidates, &choice);
-        rounds.first(&mut choice);
-        rounds.shares(&mut choice);
+        // GPUs of which the input tells no level (part of a matrix) take what the others leave.
+        for has_level in [true, false] {
+            let rounds = Rounds::new(host, options, candidates, &choice, has_level);
+            rounds.first(&mut choice);
+            rounds.shares(&mut choice);
+        }
         for nics in choice.given.values_mut() {
             nics.sort_by_key(|nic| candidates.nic(*nic).map(|candidate| candidate.order));
         }
@@ -98,11 +101,22 @@ struct Row {
 }
 
 impl<'a> Rounds<'a> {
-    fn new(host: &'a Host, options: &PlanOptions, candidates: &'a Candidates, choice: &Choice) -> Self {
+    /// Rounds for the GPUs that have no NICs yet, those with a known level to some NIC or those without.
+    fn new(
+        host: &'a Host,
+        options: &PlanOptions,
+        candidates: &'a Candidates,
+        choice: &Choice,
+        has_level: bool,
+    ) -> Self {
         let mut rows = Vec::new();
         for gpu in (0..host.gpus.len()).map(GpuId) {
             if !choice.given.contains_key(&gpu) {
                 let mut nearest = candidates.nearest(gpu, |_, nic| nic.exclusion.is_none());
+                let is_known = |nic: &HcaId| candidates.nearness(gpu, *nic).is_some_and(|near| !near.has_no_level);
+                if nearest.first().is_some_and(is_known) != has_level {
+                    continue;
+                }
                 nearest.retain(|nic| is_within(host, options, gpu, *nic));
                 rows.push(Row { gpu, nearest, share_at: 0 });
             }
