@@ -122,7 +122,7 @@ fn drives_and_other_gpus_below_the_switch_are_told_too() {
     assert_eq!((drive.kind, drive.gbps.map(f64::round)), (PathKind::GpudirectStorage, Some(126.0)));
     assert!(drive.reason.contains("sends peer traffic up to 0000:10:01.0"), "{}", drive.reason);
     let peer = to(&Destination::Gpu("GPU1".to_owned()));
-    assert_eq!((peer.kind, peer.gbps.map(f64::round)), (PathKind::PcieP2p, Some(126.0)));
+    assert_eq!((peer.kind, peer.gbps.map(f64::round)), (PathKind::PcieP2p, Some(101.0)));
     assert!(peer.reason.contains("sends peer traffic up"), "{}", peer.reason);
     let direct = read(&below_one_switch("acs=off", "acs=off"));
     let peer = advise_path(&direct, &planned(&direct), "GPU0", &Destination::Gpu("GPU1".to_owned())).unwrap();

@@ -118,7 +118,7 @@ fn same_host_traffic_takes_nvlink_then_a_switch_then_host_memory() {
         advise_path(snapshot, &plan, from, &Destination::Gpu(to.to_owned())).unwrap()
     };
     let nvlink = to(&snapshot, "GPU0", "GPU7");
-    assert_eq!((nvlink.kind, nvlink.gbps, nvlink.via.len()), (PathKind::Nvlink, Some(2400.0), 0));
+    assert_eq!((nvlink.kind, nvlink.gbps, nvlink.via.len()), (PathKind::Nvlink, Some(0.88 * 2400.0), 0));
     assert_eq!(to(&snapshot, "GPU0", "GPU0").kind, PathKind::SameGpu);
     let plain = profile::builtin("two-socket-2gpu").unwrap();
     let staged = to(&plain, "GPU0", "GPU1");
@@ -126,7 +126,7 @@ fn same_host_traffic_takes_nvlink_then_a_switch_then_host_memory() {
     let mut without = snapshot.clone();
     without.host.nvlinks.clear();
     let p2p = to(&without, "GPU0", "GPU1");
-    assert_eq!((p2p.kind, p2p.gbps.map(f64::round)), (PathKind::PcieP2p, Some(252.0)));
+    assert_eq!((p2p.kind, p2p.gbps.map(f64::round)), (PathKind::PcieP2p, Some(202.0)));
     assert!(advise_path(&snapshot, &dgx_plan, "GPU0", &Destination::Gpu("GPU8".to_owned())).is_err());
 }
 

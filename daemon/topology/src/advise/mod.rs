@@ -57,7 +57,8 @@ pub struct PathAdvice {
     pub via: Vec<String>,
     /// Level between the GPU and the far end, or the first that carries.
     pub level: Option<Level>,
-    /// Estimate in one direction, Gbit/s: the narrowest part of the way.
+    /// Estimate in one direction, Gbit/s: the narrowest part of the way; between GPUs of one host, what a copy reaches of
+    /// it.
     pub gbps: Option<f64>,
     /// Why this way.
     pub reason: String,
