@@ -1,8 +1,9 @@
 //! A buffer on a CUDA GPU, mapped into this process, and order with the work that fills it.
 
 use std::os::fd::AsFd as _;
+use std::sync::Arc;
 
-use gdrd_client_sys::{Gpu, Mapping, Stream};
+use gdrd_client_sys::{CudaError, Gpu, Mapping, Stream};
 use gdrd_ring::Operation;
 
 use crate::buffer::{Buffer, MemoryKind};
@@ -12,14 +13,13 @@ use crate::queue_pair::QueuePair;
 
 impl Buffer {
     /// The memory on its GPU, mapped at the first call by the process' primary context. The mapping stays valid after
-    /// the end of the lease: only NIC access ends. To use it from another GPU of this host: [`Mapping::allow`].
+    /// the end of the lease: only NIC access ends. To use it from another GPU of this host:
+    /// [`Buffer::device_memory_on`], or [`Mapping::allow`] where this process uses both.
     ///
     /// # Errors
     /// [`ClientError::NotMappable`] for memory that is on no CUDA GPU, [`ClientError::Cuda`].
     pub fn device_memory(&self) -> Result<&Mapping, ClientError> {
-        if *self.kind() != MemoryKind::CudaPosixFd {
-            return Err(ClientError::NotMappable { kind: format!("{:?}", self.kind()) });
-        }
+        self.check_kind()?;
         if let Some(mapping) = self.device.get() {
             return Ok(mapping);
         }
@@ -27,6 +27,28 @@ impl Buffer {
         let mapping = Mapping::import(&gpu, self.try_clone_fd()?.as_fd(), self.len_bytes())?;
         // Of two threads at once one maps for nothing.
         Ok(self.device.get_or_init(|| mapping))
+    }
+
+    /// The memory mapped for another GPU of this host, which reads and writes it by NVLink or PCIe. This process makes no
+    /// context on the GPU that has the memory. A new mapping at each call, valid after the end of the lease.
+    ///
+    /// # Errors
+    /// [`ClientError::NotMappable`] for memory that is on no CUDA GPU, [`ClientError::Cuda`]: also where `gpu` does not
+    /// reach it, then [`gdrd_client_sys::BounceBuffer`] is the way.
+    pub fn device_memory_on(&self, gpu: &Arc<Gpu>) -> Result<Mapping, ClientError> {
+        self.check_kind()?;
+        if !gpu.can_reach(self.gpu_uuid())? {
+            let (from, to) = (gpu.uuid().to_owned(), self.gpu_uuid().to_owned());
+            return Err(CudaError::NoWay { from, to }.into());
+        }
+        Ok(Mapping::import(gpu, self.try_clone_fd()?.as_fd(), self.len_bytes())?)
+    }
+
+    fn check_kind(&self) -> Result<(), ClientError> {
+        match self.kind() {
+            MemoryKind::CudaPosixFd => Ok(()),
+            other => Err(ClientError::NotMappable { kind: format!("{other:?}") }),
+        }
     }
 
     /// Waits until what was queued on `stream` before is done, so that a post from here on sends its result. Without

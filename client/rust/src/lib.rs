@@ -42,7 +42,7 @@ mod topology;
 pub use buffer::{Buffer, MemoryKind, Registration};
 pub use client::{Client, ClientOptions};
 pub use error::ClientError;
-pub use gdrd_client_sys::{CudaError, Gpu, Mapping, Stream};
+pub use gdrd_client_sys::{BounceBuffer, CudaError, Gpu, Mapping, Stream};
 pub use gdrd_ring::{
     Completion, CompletionOpcode, InlineData, LocalSpan, Operation, RefusalReason, RemoteSpan, Source, Status,
     Submission, SubmissionFlags,

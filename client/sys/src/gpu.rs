@@ -1,10 +1,11 @@
 //! A GPU of this process, its context, and order with its streams.
 
-use std::ffi::c_uint;
+use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
-use crate::CudaError;
+use crate::mapping::as_len;
 use crate::table::{Device, Driver, Opaque};
+use crate::{CudaError, Mapping};
 
 /// Flags of cuEventCreate: waiting sleeps, no times are kept (`CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`).
 const EVENT_FLAGS: c_uint = 1 | 2;
@@ -58,31 +59,55 @@ impl Gpu {
     /// `Absent`, `UnknownGpu`, `Driver`.
     pub fn open(uuid: &str) -> Result<Arc<Self>, CudaError> {
         let driver = Driver::get()?;
-        let mut count = 0;
-        // SAFETY: `count` is valid for a write for the call, after cuInit.
-        driver.check("cuDeviceGetCount", unsafe { (driver.device_get_count)(&raw mut count) })?;
-        for ordinal in 0..count {
-            let mut device: Device = 0;
-            // SAFETY: `device` is valid for a write for the call, and the ordinal is below the count.
-            driver.check("cuDeviceGet", unsafe { (driver.device_get)(&raw mut device, ordinal) })?;
-            let mut bytes = [0; 16];
-            // SAFETY: `bytes` has the 16 bytes of a CUuuid, and the device is one that cuDeviceGet gave.
-            driver.check("cuDeviceGetUuid", unsafe { (driver.device_get_uuid)(&raw mut bytes, device) })?;
-            if uuid_text(bytes).eq_ignore_ascii_case(uuid) {
-                let mut context: Opaque = 0;
-                // SAFETY: `context` is valid for a write for the call, and the device is one that cuDeviceGet gave.
-                let code = unsafe { (driver.primary_ctx_retain)(&raw mut context, device) };
-                driver.check("cuDevicePrimaryCtxRetain", code)?;
-                return Ok(Arc::new(Self { driver, device, context, uuid: uuid.to_owned() }));
-            }
-        }
-        Err(CudaError::UnknownGpu { uuid: uuid.to_owned() })
+        let device = device(driver, uuid)?;
+        let mut context: Opaque = 0;
+        // SAFETY: `context` is valid for a write for the call, and the device is one that cuDeviceGet gave.
+        let code = unsafe { (driver.primary_ctx_retain)(&raw mut context, device) };
+        driver.check("cuDevicePrimaryCtxRetain", code)?;
+        Ok(Arc::new(Self { driver, device, context, uuid: uuid.to_owned() }))
     }
 
     /// Its UUID.
     #[must_use]
     pub fn uuid(&self) -> &str {
         &self.uuid
+    }
+
+    /// Whether it reaches the memory of another GPU, by NVLink or PCIe. Makes no context there.
+    ///
+    /// # Errors
+    /// `UnknownGpu` where the driver does not show the other to this process, `Driver`.
+    pub fn can_reach(&self, uuid: &str) -> Result<bool, CudaError> {
+        let other = device(self.driver, uuid)?;
+        let mut can: c_int = 0;
+        // SAFETY: `can` is valid for a write for the call, and both devices are ones that cuDeviceGet gave.
+        let code = unsafe { (self.driver.device_can_access_peer)(&raw mut can, self.device, other) };
+        self.driver.check("cuDeviceCanAccessPeer", code)?;
+        Ok(other == self.device || can != 0)
+    }
+
+    /// Has this GPU copy `len_bytes` from one place to another, both in memory that is open to it. Blocks until done.
+    ///
+    /// # Errors
+    /// `Range`, `Driver`.
+    pub fn copy(
+        &self,
+        (from, from_offset): (&Mapping, u64),
+        (to, to_offset): (&Mapping, u64),
+        len_bytes: u64,
+    ) -> Result<(), CudaError> {
+        let (from, to) = (from.at(from_offset, len_bytes)?, to.at(to_offset, len_bytes)?);
+        let len = as_len(len_bytes)?;
+        let _current = self.enter()?;
+        // SAFETY: both ranges were checked and are mapped for the call, which waits for the copy below.
+        self.driver.check("cuMemcpyDtoD", unsafe { (self.driver.memcpy_device)(to, from, len) })?;
+        self.synchronize()
+    }
+
+    /// Waits for all that this process queued on it, with its context current.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the callers have made the context current.
+        self.driver.check("cuCtxSynchronize", unsafe { (self.driver.ctx_synchronize)() })
     }
 
     /// Waits until all work queued on `stream` before this call is done: what it wrote is then in memory, for a NIC to
@@ -134,6 +159,25 @@ impl Drop for Gpu {
         // SAFETY: the primary context was retained once by `open`, and mappings, which hold `self`, are gone.
         let _ = unsafe { (self.driver.primary_ctx_release)(self.device) };
     }
+}
+
+/// The device of a UUID.
+fn device(driver: &Driver, uuid: &str) -> Result<Device, CudaError> {
+    let mut count = 0;
+    // SAFETY: `count` is valid for a write for the call, after cuInit.
+    driver.check("cuDeviceGetCount", unsafe { (driver.device_get_count)(&raw mut count) })?;
+    for ordinal in 0..count {
+        let mut device: Device = 0;
+        // SAFETY: `device` is valid for a write for the call, and the ordinal is below the count.
+        driver.check("cuDeviceGet", unsafe { (driver.device_get)(&raw mut device, ordinal) })?;
+        let mut bytes = [0; 16];
+        // SAFETY: `bytes` has the 16 bytes of a CUuuid, and the device is one that cuDeviceGet gave.
+        driver.check("cuDeviceGetUuid", unsafe { (driver.device_get_uuid)(&raw mut bytes, device) })?;
+        if uuid_text(bytes).eq_ignore_ascii_case(uuid) {
+            return Ok(device);
+        }
+    }
+    Err(CudaError::UnknownGpu { uuid: uuid.to_owned() })
 }
 
 /// As NVML prints it.

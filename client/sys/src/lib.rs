@@ -10,10 +10,12 @@
 //! Must not know: the daemon, its protocol, sessions.
 #![allow(unsafe_code)]
 
+mod bounce;
 mod gpu;
 mod mapping;
 mod table;
 
+pub use bounce::BounceBuffer;
 pub use gpu::{Gpu, Stream};
 pub use mapping::Mapping;
 
@@ -32,6 +34,16 @@ pub enum CudaError {
     UnknownGpu {
         /// The UUID.
         uuid: String,
+    },
+    /// A GPU that does not reach the memory of another.
+    #[error(
+        "gpu {from} does not reach the memory of gpu {to}, neither by nvlink nor by pcie; copy through host memory"
+    )]
+    NoWay {
+        /// The GPU that would use the memory.
+        from: String,
+        /// The GPU that has it.
+        to: String,
     },
     /// A range that is not in the memory.
     #[error("{len_bytes} bytes at offset {offset} are outside memory of {whole_bytes} bytes")]

@@ -51,7 +51,7 @@ impl Drop for Range {
     }
 }
 
-/// Memory of a GPU, mapped for reading and writing by it, and by the peers it was opened to. Unmapped on drop.
+/// Memory of a GPU, mapped for reading and writing by it or a peer, and by those it was opened to. Unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
     range: Range,
@@ -60,10 +60,12 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps the memory behind a descriptor that a daemon lent (`cuda-posix-fd`). The descriptor may be closed after it.
+    /// Maps the memory behind a descriptor that a daemon lent (`cuda-posix-fd`) for `gpu`: the one that has the memory, or
+    /// one that reaches it ([`Gpu::can_reach`]). No context is made on any other GPU. The descriptor may be closed after
+    /// it.
     ///
     /// # Errors
-    /// `Driver`: such as for a descriptor of another kind, or memory shorter than `len_bytes`.
+    /// `Driver`: such as for a descriptor of another kind, memory shorter than `len_bytes`, or a GPU that does not reach it.
     pub fn import(gpu: &Arc<Gpu>, memory: BorrowedFd<'_>, len_bytes: u64) -> Result<Self, CudaError> {
         let _current = gpu.enter()?;
         let driver = gpu.driver;
@@ -147,7 +149,7 @@ impl Mapping {
         self.range.len as u64
     }
 
-    /// The GPU whose memory it is.
+    /// The GPU that it was mapped for.
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
@@ -179,7 +181,7 @@ impl Mapping {
         driver.check("cuMemcpyHtoD", unsafe { (driver.memcpy_to_device)(to, from.as_ptr().cast(), from.len()) })?;
         // Small copies from pageable memory may return before they have landed (API synchronisation behaviour, CUDA
         // driver API), and a NIC does not wait for them.
-        self.synchronize()
+        self.gpu.synchronize()
     }
 
     /// Sets `len_bytes` at `offset` to `byte`. Blocks until done.
@@ -189,7 +191,7 @@ impl Mapping {
     pub fn fill(&self, offset: u64, len_bytes: u64, byte: u8) -> Result<(), CudaError> {
         self.queue_fill(offset, len_bytes, byte)?;
         let _current = self.gpu.enter()?;
-        self.synchronize()
+        self.gpu.synchronize()
     }
 
     /// Has the legacy default stream set `len_bytes` at `offset` to `byte`, and does not wait for it.
@@ -202,11 +204,6 @@ impl Mapping {
         let driver = self.gpu.driver;
         // SAFETY: the range was checked and is mapped.
         driver.check("cuMemsetD8", unsafe { (driver.memset_d8)(to, byte, len) })
-    }
-
-    fn synchronize(&self) -> Result<(), CudaError> {
-        // SAFETY: the callers have made the context current.
-        self.gpu.driver.check("cuCtxSynchronize", unsafe { (self.gpu.driver.ctx_synchronize)() })
     }
 
     /// A descriptor that another process can import. Costs about a millisecond.
@@ -239,7 +236,7 @@ impl Mapping {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    fn at(&self, offset: u64, len_bytes: u64) -> Result<Address, CudaError> {
+    pub(crate) fn at(&self, offset: u64, len_bytes: u64) -> Result<Address, CudaError> {
         let whole_bytes = self.len_bytes();
         match offset.checked_add(len_bytes) {
             Some(end) if end <= whole_bytes => Ok(self.range.start + offset),
@@ -248,6 +245,6 @@ impl Mapping {
     }
 }
 
-fn as_len(len_bytes: u64) -> Result<usize, CudaError> {
+pub(crate) fn as_len(len_bytes: u64) -> Result<usize, CudaError> {
     usize::try_from(len_bytes).map_err(|_| CudaError::Range { offset: 0, len_bytes, whole_bytes: u64::MAX })
 }

@@ -87,6 +87,7 @@ table! {
     device_get_count = "cuDeviceGetCount"(*mut c_int);
     device_get = "cuDeviceGet"(*mut Device, c_int);
     device_get_uuid = "cuDeviceGetUuid_v2"(*mut [u8; 16], Device);
+    device_can_access_peer = "cuDeviceCanAccessPeer"(*mut c_int, Device, Device);
     primary_ctx_retain = "cuDevicePrimaryCtxRetain"(*mut Opaque, Device);
     primary_ctx_release = "cuDevicePrimaryCtxRelease_v2"(Device);
     ctx_push = "cuCtxPushCurrent_v2"(Opaque);
@@ -105,6 +106,9 @@ table! {
     mem_set_access = "cuMemSetAccess"(Address, usize, *const AccessDescriptor, usize);
     memcpy_to_host = "cuMemcpyDtoH_v2"(*mut c_void, Address, usize);
     memcpy_to_device = "cuMemcpyHtoD_v2"(Address, *const c_void, usize);
+    memcpy_device = "cuMemcpyDtoD_v2"(Address, Address, usize);
+    mem_host_alloc = "cuMemHostAlloc"(*mut Opaque, usize, c_uint);
+    mem_free_host = "cuMemFreeHost"(Opaque);
     memset_d8 = "cuMemsetD8_v2"(Address, u8, usize);
     ctx_synchronize = "cuCtxSynchronize"();
     event_create = "cuEventCreate"(*mut Opaque, c_uint);
