@@ -45,7 +45,12 @@ pub const LAYERS: &[Layer] = &[
         tests_use: &["gdrd-sim"],
         shuns: RUNTIME_AND_WIRE,
     },
-    Layer { name: "gdrd-nvml", uses: &["gdrd-hal", "gdrd-topology"], tests_use: &[], shuns: RUNTIME_AND_WIRE },
+    Layer {
+        name: "gdrd-nvml",
+        uses: &["gdrd-hal", "gdrd-topology"],
+        tests_use: &["gdrd-fake-driver"],
+        shuns: RUNTIME_AND_WIRE,
+    },
     Layer {
         name: "gdrd-engine",
         uses: &["gdrd-hal", "gdrd-topology", "gdrd-ring", "gdrd-shm"],
@@ -101,9 +106,11 @@ pub const LAYERS: &[Layer] = &[
     Layer {
         name: "gdrd-device-test",
         uses: &["gdrd-client", "gdrd-cuda", "gdrd-hal", "gdrd-nvml", "gdrd-sim"],
-        tests_use: &[],
+        tests_use: &["gdrd-fake-driver", "gdrd-harness", "gdrd-topology"],
         shuns: &["gdrd-engine", "gdrd-server"],
     },
+    // Stands in for the driver's libraries; only tests know it.
+    Layer { name: "gdrd-fake-driver", uses: &[], tests_use: &[], shuns: RUNTIME_AND_WIRE },
     Layer { name: "gdrd-house", uses: &[], tests_use: &[], shuns: RUNTIME },
     // Runs inside of virtual machines.
     Layer { name: "gdrd-vm", uses: &["gdrd-hal", "gdrd-verbs"], tests_use: &["gdrd-harness"], shuns: &[] },
