@@ -14,5 +14,7 @@ if command -v cargo >/dev/null; then
   cargo build --locked --release --quiet -p gdrd -p gdrd-device-test
 fi
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr '[:upper:] ' '[:lower:]-')
+count=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+[ "$count" -eq 1 ] || name=$name-x$count
 mkdir -p docs/measured
 target/release/gdrd-device-test "$@" --measured "docs/measured/$name.md"

@@ -29,7 +29,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", requires = "sim")]
     pub(crate) fault_script: Option<PathBuf>,
 
-    /// Read topology below DIR, which holds a captured `sys`, instead of this machine's /sys
+    /// Read topology below DIR, which holds a captured `sys`, instead of this machine's /sys; nothing is served then, but
+    /// with --sim-hca the GPUs that this machine's driver lists
     #[arg(long, value_name = "DIR")]
     pub(crate) sysfs_root: Option<PathBuf>,
 

@@ -73,10 +73,11 @@ pub(crate) struct Chosen {
 /// # Errors
 /// When the profile, the fault script or the host cannot be read.
 pub(crate) fn choose(arguments: &Arguments, config: &Config) -> anyhow::Result<Chosen> {
-    match (&arguments.sim, &arguments.sysfs_root) {
-        (Some(name), _) => simulated(name, arguments.fault_script.as_deref(), &config.topology),
-        (None, Some(root)) => captured(root.clone(), &config.topology),
-        (None, None) => live(arguments.sim_hca.unwrap_or(0), config),
+    match (&arguments.sim, &arguments.sysfs_root, arguments.sim_hca) {
+        (Some(name), ..) => simulated(name, arguments.fault_script.as_deref(), &config.topology),
+        (None, Some(root), None) => captured(root.clone(), &config.topology),
+        (None, Some(root), Some(count)) => live(Origin::Captured(root.clone()), count, config),
+        (None, None, count) => live(Origin::Live, count.unwrap_or(0), config),
     }
 }
 
@@ -117,7 +118,8 @@ fn captured(root: PathBuf, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
     Ok(chosen)
 }
 
-fn live(sim_hcas: u8, config: &Config) -> anyhow::Result<Chosen> {
+/// The drivers of this machine, with its own tree or another.
+fn live(origin: Origin, sim_hcas: u8, config: &Config) -> anyhow::Result<Chosen> {
     let found = gpus::find(&config.gpu);
     let nvml = found.as_ref().ok().map(|gpus| Arc::clone(&gpus.facts));
     let report = nvml.as_ref().map(|nvml| nvml.report()).unwrap_or_default();
@@ -131,7 +133,7 @@ fn live(sim_hcas: u8, config: &Config) -> anyhow::Result<Chosen> {
         Err(reason) => bail!("--sim-hca needs gpu memory, and there is none: {reason}"),
     };
     let machine = Machine { nvml: nvml.clone(), sim_hcas: hcas.iter().map(|hca| hca.name().to_owned()).collect() };
-    let mut chosen = without_backends(Origin::Live, machine, &config.topology)?;
+    let mut chosen = without_backends(origin, machine, &config.topology)?;
     if !hcas.is_empty() {
         chosen.backends = vec![backend("sim", Ok(format!("{} simulated hcas that copy on the gpu", hcas.len())))];
     }
@@ -228,15 +230,13 @@ fn absent(reason: &str) -> impl Iterator<Item = Backend> {
 /// # Errors
 /// When it cannot be read.
 pub(crate) fn read(origin: &Origin, options: &ReadOptions, machine: &Machine) -> anyhow::Result<Snapshot> {
+    let driver = machine.nvml.as_ref().map(|nvml| gpus::driver_facts(&nvml.report()));
+    let options = ReadOptions { driver, ..options.clone() };
     match origin {
         Origin::Simulated => bail!("a simulated host is read once"),
-        Origin::Live => {
-            let driver = machine.nvml.as_ref().map(|nvml| gpus::driver_facts(&nvml.report()));
-            let options = ReadOptions { driver, ..options.clone() };
-            read_live(&options).context("read the topology of this machine")
-        }
+        Origin::Live => read_live(&options).context("read the topology of this machine"),
         Origin::Captured(root) => {
-            read_root(root, options).with_context(|| format!("read the topology below {}", root.display()))
+            read_root(root, &options).with_context(|| format!("read the topology below {}", root.display()))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The machine: its first GPU that is served, and what others see of it.
+//! The machine: its GPUs that are served, and what others see of them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,23 +18,30 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) report: Report,
+    /// The first that is served: most checks need one only.
     pub(crate) gpu: GpuReport,
+    /// All that are served.
+    pub(crate) gpus: Vec<GpuReport>,
     /// The daemon's binary.
     pub(crate) daemon: PathBuf,
+    /// Where the daemon looks for GPUs instead of /sys.
+    pub(crate) sysfs_root: Option<PathBuf>,
     /// This process' own context, so that it is in every figure of used memory.
     pub(crate) own: Arc<Gpu>,
 }
 
 impl Host {
-    pub(crate) fn find() -> anyhow::Result<Self> {
+    /// `daemon` unless it is beside this binary; `sysfs_root` where the driver is not real.
+    pub(crate) fn find(daemon: Option<PathBuf>, sysfs_root: Option<PathBuf>) -> anyhow::Result<Self> {
         let report = gdrd_nvml::read()?;
-        let served = report.gpus.iter().find(|gpu| gpu.skip_reason().is_none());
-        let gpu = served.cloned().context("there is no gpu that can be served")?;
+        let gpus: Vec<_> = report.gpus.iter().filter(|gpu| gpu.skip_reason().is_none()).cloned().collect();
+        let gpu = gpus.first().cloned().context("there is no gpu that can be served")?;
         let own = std::env::current_exe()?;
-        let daemon = own.parent().map(|folder| folder.join("gdrd")).filter(|path| path.exists());
+        let beside = || own.parent().map(|folder| folder.join("gdrd"));
+        let daemon = daemon.or_else(beside).filter(|path| path.exists());
         let daemon = daemon.with_context(|| format!("there is no gdrd beside {}", own.display()))?;
         let own = Gpu::open(&gpu.uuid)?;
-        Ok(Self { report, gpu, daemon, own })
+        Ok(Self { report, gpu, gpus, daemon, sysfs_root, own })
     }
 
     pub(crate) fn uuid(&self) -> GpuUuid {
@@ -42,13 +49,17 @@ impl Host {
     }
 
     pub(crate) fn describe(&self) -> String {
-        let Self { report, gpu, .. } = self;
+        self.gpus.iter().map(|gpu| self.describe_gpu(gpu)).collect::<Vec<_>>().join("\n")
+    }
+
+    fn describe_gpu(&self, gpu: &GpuReport) -> String {
+        let report = &self.report;
         format!(
             "{} at {}, driver {}, {} MiB, bar1 {:?}, mig {:?}, pcie {:?} of {:?}, nvlinks {:?}",
             gpu.product,
             gpu.bdf,
             report.driver_version,
-            gpu.memory_bytes.unwrap_or_default() >> 20,
+            gpu.memory.map_or(0, |memory| memory.total_bytes >> 20),
             gpu.bar1,
             gpu.mig,
             gpu.pcie_now,
@@ -86,7 +97,12 @@ impl Host {
 
     /// Memory in use as nvidia-smi shows it, MiB.
     pub(crate) fn used_mib(&self) -> anyhow::Result<u64> {
-        let query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", &self.gpu.uuid];
+        self.used_mib_of(&self.gpu)
+    }
+
+    /// The same of any GPU.
+    pub(crate) fn used_mib_of(&self, gpu: &GpuReport) -> anyhow::Result<u64> {
+        let query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", &gpu.uuid];
         let output = Command::new("nvidia-smi").args(query).output().context("run nvidia-smi")?;
         let text = String::from_utf8_lossy(&output.stdout);
         text.trim().parse().with_context(|| format!("nvidia-smi says {text:?}"))
@@ -94,8 +110,14 @@ impl Host {
 
     /// Waits until at most so much is used.
     pub(crate) fn wait_for_used_mib(&self, at_most: u64) -> anyhow::Result<()> {
-        wait_for("gpu memory to come back", || Ok(self.used_mib()? <= at_most))
-            .with_context(|| format!("{} MiB are in use, {at_most} were at first", self.used_mib().unwrap_or_default()))
+        self.wait_for_used_mib_of(&self.gpu, at_most)
+    }
+
+    /// The same of any GPU.
+    pub(crate) fn wait_for_used_mib_of(&self, gpu: &GpuReport, at_most: u64) -> anyhow::Result<()> {
+        wait_for("gpu memory to come back", || Ok(self.used_mib_of(gpu)? <= at_most)).with_context(|| {
+            format!("{} MiB of {} are in use, {at_most} may be", self.used_mib_of(gpu).unwrap_or_default(), gpu.uuid)
+        })
     }
 }
 

@@ -203,11 +203,13 @@ fn drain_frees_all(host: &Host) -> anyhow::Result<()> {
         let client = connect(&daemon.runtime_dir()).await?;
         let session = session(&daemon.runtime_dir()).await?;
         let buffer = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 64 * MIB)).await?;
-        ensure!(client.drain("", false).await? == [host.gpu.uuid.clone()], "another gpu was drained");
+        ensure!(client.drain(&host.gpu.uuid, false).await? == [host.gpu.uuid.clone()], "another gpu was drained");
         let refused = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 64 * MIB)).await;
         ensure!(refused.is_err(), "a drained gpu is lent");
         // Revoked, it has another generation, which 0 does not ask about.
         session.release_lease(buffer.lease_id(), 0).await?;
+        // Its descriptor here holds the memory as well as any other.
+        drop(buffer);
         ensure!(workers_of(daemon.pid())?.is_empty(), "a worker is left");
         wait_for("the daemon to let go", || Ok(driver_files_of(daemon.pid())?.is_empty()))?;
         host.wait_for_used_mib(before + SLACK_MIB)?;

@@ -1,9 +1,11 @@
 //! Checks on a machine with an NVIDIA GPU. `make device-test` builds and runs them; the binaries also run where they were
 //! carried to, `gdrd` beside this one.
 //!
-//! usage: `gdrd-device-test [FILTER] [--measured FILE]`
+//! usage: `gdrd-device-test [FILTER…] [--measured FILE] [--gdrd FILE] [--sysfs-root DIR]`
 //!
-//! Prints a line for each check and ends in one line 'N passed, N failed'. What was measured goes to FILE.
+//! Runs the checks whose names have one of the filters in them. Prints a line for each and ends in one line 'N passed, N
+//! failed'. What was measured goes to the file. `--sysfs-root` is for drivers that are not real: the tree in which the
+//! daemon looks for the GPUs that the driver lists, without proof of the right to them.
 #![forbid(unsafe_code)]
 
 mod bench;
@@ -11,10 +13,12 @@ mod conformance;
 mod daemon;
 mod host;
 mod leases;
+mod pairs;
 mod peers;
 mod workers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -24,6 +28,40 @@ use crate::host::Host;
 
 /// One check. Fails by an error or a panic.
 type Check = (String, Box<dyn Fn(&Host) -> anyhow::Result<()>>);
+
+/// What was asked for.
+#[derive(Debug, Default)]
+struct Options {
+    filters: Vec<String>,
+    measured: Option<PathBuf>,
+    gdrd: Option<PathBuf>,
+    sysfs_root: Option<PathBuf>,
+}
+
+impl Options {
+    fn parse(words: Vec<String>) -> anyhow::Result<Self> {
+        let mut options = Self::default();
+        let mut words = words.into_iter();
+        while let Some(word) = words.next() {
+            let place = match word.as_str() {
+                "--measured" => &mut options.measured,
+                "--gdrd" => &mut options.gdrd,
+                "--sysfs-root" => &mut options.sysfs_root,
+                other if other.starts_with("--") => anyhow::bail!("no option {other}"),
+                _ => {
+                    options.filters.push(word);
+                    continue;
+                }
+            };
+            *place = Some(words.next().with_context(|| format!("{word} needs a value"))?.into());
+        }
+        Ok(options)
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        self.filters.is_empty() || self.filters.iter().any(|filter| name.contains(filter))
+    }
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -36,9 +74,14 @@ fn main() -> ExitCode {
             }
         };
     }
-    let measured = arguments.iter().position(|word| word == "--measured").and_then(|at| arguments.get(at + 1));
-    let filter = arguments.first().filter(|first| !first.starts_with("--")).map_or("", String::as_str);
-    match all(filter, measured.map(String::as_str)) {
+    let options = match Options::parse(arguments) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("{error:#}");
+            return ExitCode::from(2);
+        }
+    };
+    match all(&options) {
         Ok((passed, failed)) => {
             println!("{passed} passed, {failed} failed");
             if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -51,15 +94,27 @@ fn main() -> ExitCode {
     }
 }
 
-fn all(filter: &str, measured: Option<&str>) -> anyhow::Result<(u32, u32)> {
-    let host = Host::find()?;
+/// What is measured, and what that proves or disproves.
+fn measure(host: &Host) -> anyhow::Result<(String, Vec<(String, bool)>)> {
+    let (mut table, mut verdicts) = pairs::run(host).context("pairs of gpus")?;
+    println!("{table}");
+    let (costs, of_costs) = bench::run(host).context("costs")?;
+    println!("{costs}");
+    table.push_str(&costs);
+    verdicts.extend(of_costs);
+    Ok((table, verdicts))
+}
+
+fn all(options: &Options) -> anyhow::Result<(u32, u32)> {
+    let host = Host::find(options.gdrd.clone(), options.sysfs_root.clone())?;
     println!("{}", host.describe());
     let mut checks: Vec<Check> = Vec::new();
     checks.extend(workers::checks());
     checks.extend(conformance::checks());
     checks.extend(leases::checks());
+    checks.extend(pairs::checks(&host));
     let (mut passed, mut failed) = (0, 0);
-    for (name, check) in checks.iter().filter(|(name, _)| name.contains(filter)) {
+    for (name, check) in checks.iter().filter(|(name, _)| options.wants(name)) {
         let started = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| check(&host)));
         let outcome = outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked, see above")));
@@ -75,12 +130,10 @@ fn all(filter: &str, measured: Option<&str>) -> anyhow::Result<(u32, u32)> {
             }
         }
     }
-    if let Some(file) = measured {
-        let table = bench::run(&host);
-        match table {
+    if let Some(file) = &options.measured {
+        match measure(&host) {
             Ok((table, verdicts)) => {
-                print!("{table}");
-                std::fs::write(file, host.heading() + &table).with_context(|| format!("write {file}"))?;
+                std::fs::write(file, host.heading() + &table).with_context(|| format!("write {}", file.display()))?;
                 for (what, holds) in verdicts {
                     println!("{} {what}", if holds { "ok" } else { "FAILED" });
                     *(if holds { &mut passed } else { &mut failed }) += 1;

@@ -15,7 +15,7 @@ use gdrd_client::{
 
 use crate::daemon::{runtime, session};
 
-const CHUNK_BYTES: usize = 4 << 20;
+pub(crate) const CHUNK_BYTES: usize = 4 << 20;
 const PIECE_BYTES: u32 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -30,17 +30,18 @@ pub(crate) fn run(arguments: &[String]) -> anyhow::Result<()> {
             "holder" => hold(folder, gpu, bytes).await,
             "sender" => send(folder, gpu, bytes).await,
             "receiver" => receive(folder, gpu, bytes).await,
+            "mapper" => crate::pairs::use_from(folder, gpu, bytes).await,
             role => bail!("no role {role}"),
         }
     })
 }
 
-fn say(line: &str) -> anyhow::Result<()> {
+pub(crate) fn say(line: &str) -> anyhow::Result<()> {
     println!("{line}");
     Ok(std::io::stdout().flush()?)
 }
 
-fn hear() -> anyhow::Result<String> {
+pub(crate) fn hear() -> anyhow::Result<String> {
     let mut line = String::new();
     ensure!(std::io::stdin().lock().read_line(&mut line)? > 0, "the other side is gone");
     Ok(line.trim().to_owned())
@@ -73,17 +74,17 @@ fn make(gpu: &str, bytes: u64) -> anyhow::Result<()> {
 }
 
 /// The content: one pattern, and in front of each chunk its number.
-fn chunk(pattern: &mut [u8], number: u64) {
+pub(crate) fn chunk(pattern: &mut [u8], number: u64) {
     if let Some(front) = pattern.get_mut(..8) {
         front.copy_from_slice(&number.to_le_bytes());
     }
 }
 
-fn pattern() -> Vec<u8> {
+pub(crate) fn pattern() -> Vec<u8> {
     (0..CHUNK_BYTES as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).to_le_bytes()[0]).collect()
 }
 
-fn chunks(bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+pub(crate) fn chunks(bytes: u64) -> impl Iterator<Item = (u64, u64)> {
     (0_u64..).zip((0..bytes).step_by(CHUNK_BYTES))
 }
 

@@ -37,7 +37,7 @@ fn nvml_names_the_gpu(host: &Host) -> anyhow::Result<()> {
     ensure!(host.own.uuid() == host.gpu.uuid, "cuda opened {}", host.own.uuid());
     let minor = host.gpu.minor.context("nvml tells no minor number")?;
     ensure!(std::fs::metadata(format!("/dev/nvidia{minor}")).is_ok(), "there is no /dev/nvidia{minor}");
-    ensure!(host.gpu.memory_bytes.is_some_and(|bytes| bytes > 1 << 30), "{:?}", host.gpu.memory_bytes);
+    ensure!(host.gpu.memory.is_some_and(|memory| memory.total_bytes > 1 << 30), "{:?}", host.gpu.memory);
     Ok(())
 }
 
