@@ -27,6 +27,20 @@ impl Ranges {
         }
     }
 
+    /// A value may not be above that of another key.
+    pub(super) fn at_most_other(&mut self, (key, value): (&str, u64), (other, most): (&str, u64)) {
+        if value > most {
+            self.refuse(key, value, format!("at most {other}, {most}, is"));
+        }
+    }
+
+    /// A list must have an entry.
+    pub(super) fn not_empty(&mut self, key: &str, entries: usize) {
+        if entries == 0 {
+            self.refuse(key, 0, "lists of at least one entry are".to_owned());
+        }
+    }
+
     /// `value` must be a power of two.
     pub(super) fn power_of_two(&mut self, key: &str, value: u32) {
         if !value.is_power_of_two() {

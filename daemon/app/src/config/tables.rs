@@ -133,6 +133,11 @@ impl PoolKeys {
     pub(super) fn check(&self, ranges: &mut Ranges) {
         ranges.within("pool.ready_target_per_class", self.ready_target_per_class.into(), 0, 4096);
         ranges.within("pool.ready_max_per_class", self.ready_max_per_class.into(), 0, 4096);
+        // What is made ahead beyond what is kept would be made and destroyed for ever.
+        ranges.at_most_other(
+            ("pool.ready_target_per_class", self.ready_target_per_class.into()),
+            ("pool.ready_max_per_class", self.ready_max_per_class.into()),
+        );
         ranges.within("pool.ready_max_bytes_per_class", self.ready_max_bytes_per_class, 0, 1 << 40);
         ranges.within("pool.clean_target_per_class", self.clean_target_per_class.into(), 0, 4096);
         ranges.within("pool.clean_max_bytes", self.clean_max_bytes, 0, 1 << 40);

@@ -68,6 +68,11 @@ impl TopologyKeys {
         {
             ranges.at_most(&format!("topology.{key}"), entries, MAX_ENTRIES);
         }
+        for (index, pin) in self.pins.iter().enumerate() {
+            // Which NICs a GPU may not use is for nic_filter to say.
+            ranges.not_empty(&format!("topology.pins[{index}].nics"), pin.nics.len());
+            ranges.at_most(&format!("topology.pins[{index}].nics"), pin.nics.len(), MAX_ENTRIES);
+        }
         self.read_options()?;
         self.plan_options().map(drop)
     }
@@ -149,6 +154,14 @@ mod tests {
         assert!(checked(&keys).expect_err("no id").starts_with("topology.gpu_ids"));
         let keys = TopologyKeys { nic_filter: "^".to_owned(), ..TopologyKeys::default() };
         assert!(checked(&keys).expect_err("no name").starts_with("topology.nic_filter"));
+    }
+
+    #[test]
+    fn a_pin_names_at_least_one_nic() {
+        let pin = PinKeys { gpu: "GPU1".to_owned(), nics: Vec::new() };
+        let keys = TopologyKeys { pins: vec![pin], ..TopologyKeys::default() };
+        let message = checked(&keys).expect_err("no NIC");
+        assert_eq!(message, "topology.pins[0].nics = 0 is not allowed; lists of at least one entry are");
     }
 
     #[test]
