@@ -10,8 +10,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gdrd_engine::broker::{Broker, Config, HcaIndex, QueuePairLimits, QueuePairSetup, SlotEntry, SlotTable};
-use gdrd_engine::{QueuePairId, SlotId};
+use gdrd_engine::broker::{Broker, Config, HcaIndex, QueuePairLimits, QueuePairSetup, Share, SlotEntry, SlotTable};
+use gdrd_engine::{QueuePairId, SlotId, Traffic};
 use gdrd_hal::{
     Access, Gid, GidEntry, GidType, Hca, LinkLayer, MemorySource, PortState, QueuePair, QueuePairConfig, QueuePairType,
 };
@@ -113,6 +113,7 @@ fn client(
         doorbell: doorbell.try_clone()?,
         parts,
         slots: Arc::clone(slots),
+        share: Arc::new(Share::new(Traffic::default())),
         limits,
         landing: None,
     };

@@ -43,7 +43,7 @@ pub use lease::{
 };
 pub use peer::{Peer, TenantKey};
 pub use plan::{HostPlan, PlannedGpu};
-pub use policy::{Policy, Prewarm, Quota, Rule, Subject};
+pub use policy::{Policy, Prewarm, Quota, Rule, Subject, Traffic};
 pub use queue_pair::{QueuePairGrant, QueuePairInfo, QueuePairPage, QueuePairRequest};
 pub use session::{SessionEvent, SessionOpened, SessionResumed, Viewer};
 pub use stats::Stat;

@@ -47,6 +47,25 @@ impl Default for Quota {
     }
 }
 
+/// What each tenant's brokered queue pairs may send together, whatever their number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// Its share beside other tenants that have work at the same time: one of weight 3 gets three times as much as one
+    /// of weight 1. From 1 on.
+    pub weight: u32,
+    /// Requests a second, receives included; 0 for no limit. 10 ms of the rate, at least one, may come at once.
+    pub operations_per_s: u64,
+    /// Payload of writes, reads, sends and atomics a second, bytes; 0 for no limit. 10 ms of the rate may come at
+    /// once; a longer message begins when there is no debt, and its debt is paid before the next.
+    pub bytes_per_s: u64,
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        Self { weight: 1, operations_per_s: 0, bytes_per_s: 0 }
+    }
+}
+
 /// Buffers made ready as soon as a tenant opens its first session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prewarm {
@@ -65,6 +84,8 @@ pub struct Rule {
     pub subject: Subject,
     /// What each tenant of it may have.
     pub quota: Quota,
+    /// What each may send.
+    pub traffic: Traffic,
     /// What is made ready ahead.
     pub prewarm: Vec<Prewarm>,
 }
@@ -82,7 +103,8 @@ impl Policy {
     /// Root, the daemon's own user and the given groups may lease; root and the admin group administer.
     #[must_use]
     pub fn new(daemon_uid: u32, lease_gid: Option<u32>, admin_gid: Option<u32>) -> Self {
-        let rule = |subject| Rule { subject, quota: Quota::default(), prewarm: Vec::new() };
+        let rule =
+            |subject| Rule { subject, quota: Quota::default(), traffic: Traffic::default(), prewarm: Vec::new() };
         let mut leases = vec![rule(Subject::Uid(0))];
         if daemon_uid != 0 {
             leases.push(rule(Subject::Uid(daemon_uid)));
@@ -151,7 +173,8 @@ mod tests {
 
     #[test]
     fn opaque_peers_need_a_rule_that_names_their_uid() {
-        let anyone = Rule { subject: Subject::Anyone, quota: Quota::default(), prewarm: vec![] };
+        let anyone =
+            Rule { subject: Subject::Anyone, quota: Quota::default(), traffic: Traffic::default(), prewarm: vec![] };
         let mut policy = Policy { leases: vec![anyone.clone()], admins: vec![Subject::Anyone] };
         assert!(policy.rule_for(&peer(7, &[], 1)).is_ok());
         for opaque in [peer(OVERFLOW_UID, &[], 1), peer(0, &[], 0)] {

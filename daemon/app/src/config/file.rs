@@ -1,6 +1,6 @@
 //! The tables and keys of `gdrd.toml` with their defaults. config/gdrd.toml is the same for readers, held equal by a test.
 
-use gdrd_engine::Quota;
+use gdrd_engine::{Quota, Traffic};
 use serde::{Deserialize, Serialize};
 
 use super::tables::{BrokerKeys, ExecutorKeys, GpuKeys, LimitKeys, PoolKeys, ServerKeys};
@@ -46,7 +46,8 @@ pub(crate) struct PolicyKeys {
 impl Default for PolicyKeys {
     fn default() -> Self {
         let group = |name: &str| Who::Group(name.to_owned());
-        let rule = |who| LeaseRule { who, quota: QuotaKeys::default(), prewarm: Vec::new() };
+        let rule =
+            |who| LeaseRule { who, quota: QuotaKeys::default(), traffic: TrafficKeys::default(), prewarm: Vec::new() };
         let lease = [Who::Uid(0), Who::Daemon, group("gdrd"), group("gdrd-admin")].into_iter().map(rule).collect();
         Self { admins: vec![Who::Uid(0), group("gdrd-admin")], lease }
     }
@@ -58,10 +59,11 @@ impl Default for PolicyKeys {
 pub(crate) struct LeaseRule {
     pub(crate) who: Who,
     pub(crate) quota: QuotaKeys,
+    pub(crate) traffic: TrafficKeys,
     pub(crate) prewarm: Vec<PrewarmKeys>,
 }
 
-/// A lease rule as it is written: the quota's keys stand beside `who`. Spelled out, since serde cannot refuse unknown
+/// A lease rule as it is written: the keys of quota and traffic stand beside `who`. Spelled out, since serde cannot refuse unknown
 /// keys of a flattened table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -75,6 +77,12 @@ struct LeaseRuleKeys {
     max_queue_pairs: u32,
     #[serde(default = "default_max_sessions")]
     max_sessions: u32,
+    #[serde(default = "default_weight")]
+    weight: u32,
+    #[serde(default)]
+    operations_per_s: u64,
+    #[serde(default)]
+    bytes_per_s: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     prewarm: Vec<PrewarmKeys>,
 }
@@ -95,18 +103,35 @@ fn default_max_sessions() -> u32 {
     Quota::default().max_sessions
 }
 
+fn default_weight() -> u32 {
+    Traffic::default().weight
+}
+
 impl From<LeaseRuleKeys> for LeaseRule {
     fn from(keys: LeaseRuleKeys) -> Self {
-        let LeaseRuleKeys { who, max_bytes, max_registrations, max_queue_pairs, max_sessions, prewarm } = keys;
-        Self { who, quota: QuotaKeys { max_bytes, max_registrations, max_queue_pairs, max_sessions }, prewarm }
+        let LeaseRuleKeys { who, max_bytes, max_registrations, max_queue_pairs, max_sessions, .. } = keys;
+        let LeaseRuleKeys { weight, operations_per_s, bytes_per_s, prewarm, .. } = keys;
+        let quota = QuotaKeys { max_bytes, max_registrations, max_queue_pairs, max_sessions };
+        Self { who, quota, traffic: TrafficKeys { weight, operations_per_s, bytes_per_s }, prewarm }
     }
 }
 
 impl From<LeaseRule> for LeaseRuleKeys {
     fn from(rule: LeaseRule) -> Self {
-        let LeaseRule { who, quota, prewarm } = rule;
+        let LeaseRule { who, quota, traffic, prewarm } = rule;
         let QuotaKeys { max_bytes, max_registrations, max_queue_pairs, max_sessions } = quota;
-        Self { who, max_bytes, max_registrations, max_queue_pairs, max_sessions, prewarm }
+        let TrafficKeys { weight, operations_per_s, bytes_per_s } = traffic;
+        Self {
+            who,
+            max_bytes,
+            max_registrations,
+            max_queue_pairs,
+            max_sessions,
+            weight,
+            operations_per_s,
+            bytes_per_s,
+            prewarm,
+        }
     }
 }
 
@@ -123,6 +148,21 @@ impl Default for QuotaKeys {
     fn default() -> Self {
         let Quota { max_bytes, max_registrations, max_queue_pairs, max_sessions } = Quota::default();
         Self { max_bytes, max_registrations, max_queue_pairs, max_sessions }
+    }
+}
+
+/// What the brokered queue pairs of one tenant of a rule may send together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TrafficKeys {
+    pub(crate) weight: u32,
+    pub(crate) operations_per_s: u64,
+    pub(crate) bytes_per_s: u64,
+}
+
+impl Default for TrafficKeys {
+    fn default() -> Self {
+        let Traffic { weight, operations_per_s, bytes_per_s } = Traffic::default();
+        Self { weight, operations_per_s, bytes_per_s }
     }
 }
 

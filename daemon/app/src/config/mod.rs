@@ -12,12 +12,12 @@ mod who;
 
 use std::path::{Path, PathBuf};
 
-use gdrd_engine::{EngineConfig, GpuProof, Policy, Prewarm, Quota, Rule};
+use gdrd_engine::{EngineConfig, GpuProof, Policy, Prewarm, Quota, Rule, Traffic};
 use gdrd_server::ServerLimits;
 use thiserror::Error;
 
 pub(crate) use file::{Config, LogFormat};
-use file::{GpuProofKey, LeaseRule, QuotaKeys};
+use file::{GpuProofKey, LeaseRule, QuotaKeys, TrafficKeys};
 use range::Ranges;
 pub(crate) use tables::GpuKeys;
 pub(crate) use topology::TopologyKeys;
@@ -149,11 +149,12 @@ impl Config {
     pub(crate) fn policy(&self, daemon_uid: u32) -> (Policy, Vec<String>) {
         let mut warnings = Vec::new();
         let mut policy = Policy::default();
-        for LeaseRule { who, quota, prewarm } in &self.policy.lease {
+        for LeaseRule { who, quota, traffic, prewarm } in &self.policy.lease {
             match who.subject(daemon_uid) {
                 Ok(subject) => policy.leases.push(Rule {
                     subject,
                     quota: quota.quota(),
+                    traffic: traffic.traffic(),
                     prewarm: prewarm.iter().map(Prewarm::from).collect(),
                 }),
                 Err(problem) => warnings.push(format!("lease rule for {who}: {problem}")),
@@ -185,6 +186,9 @@ impl LeaseRule {
         within("max_registrations", self.quota.max_registrations.into(), 0, 1 << 20);
         within("max_queue_pairs", self.quota.max_queue_pairs.into(), 0, 65_536);
         within("max_sessions", self.quota.max_sessions.into(), 0, 65_536);
+        within("weight", self.traffic.weight.into(), 1, 1000);
+        within("operations_per_s", self.traffic.operations_per_s, 0, 100_000_000);
+        within("bytes_per_s", self.traffic.bytes_per_s, 0, 1 << 40);
         for prewarm in &self.prewarm {
             within("prewarm.size_bytes", prewarm.size_bytes, 1, 1 << 40);
             within("prewarm.count", prewarm.count.into(), 1, 4096);
@@ -200,6 +204,12 @@ impl QuotaKeys {
             max_queue_pairs: self.max_queue_pairs,
             max_sessions: self.max_sessions,
         }
+    }
+}
+
+impl TrafficKeys {
+    fn traffic(&self) -> Traffic {
+        Traffic { weight: self.weight, operations_per_s: self.operations_per_s, bytes_per_s: self.bytes_per_s }
     }
 }
 
@@ -275,6 +285,30 @@ mod tests {
         assert!(message.contains("30 to 86400"), "{message}");
         let message = parse("[[policy.lease]]\nwho = \"anyone\"\nmax_sessions = 100000\n").expect_err("out of range");
         assert!(message.starts_with("policy.lease[0].max_sessions = 100000"), "{message}");
+    }
+
+    #[test]
+    fn traffic_of_a_rule_reaches_the_engine_and_is_checked() {
+        let rule = "[[policy.lease]]\nwho = \"uid:7\"\nweight = 3\noperations_per_s = 1000\nbytes_per_s = 5_000_000\n";
+        let (policy, _) = parse(rule).expect("valid").policy(0);
+        assert_eq!(policy.leases[0].traffic, Traffic { weight: 3, operations_per_s: 1000, bytes_per_s: 5_000_000 });
+        for wrong in
+            ["weight = 0", "weight = 1001", "operations_per_s = 100_000_001", "bytes_per_s = 2_000_000_000_000"]
+        {
+            let text = format!("[[policy.lease]]\nwho = \"uid:7\"\n{wrong}\n");
+            let key = wrong.split(' ').next().expect("a key");
+            let message = parse(&text).expect_err(wrong);
+            assert!(message.starts_with(&format!("policy.lease[0].{key} = ")), "{message}");
+        }
+    }
+
+    #[test]
+    fn making_more_buffers_ready_than_are_kept_is_refused() {
+        let message = parse("[pool]\nready_target_per_class = 65\n").expect_err("64 are kept");
+        assert!(message.starts_with("pool.ready_target_per_class = 65 is not allowed"), "{message}");
+        assert!(message.contains("at most pool.ready_max_per_class, 64"), "{message}");
+        assert!(parse("[pool]\nready_target_per_class = 65\nready_max_per_class = 65\n").is_ok());
+        assert!(parse("[pool]\nready_max_per_class = 0\n").is_err(), "2 are made ahead by default");
     }
 
     #[test]

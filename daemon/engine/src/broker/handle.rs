@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use gdrd_hal::{Hca, QueuePairParts};
 use gdrd_ring::{BrokerRing, Geometry};
@@ -20,9 +21,10 @@ use super::landing::FlushLanding;
 use super::queue_pair::{Pieces, QueuePair};
 use super::registry::{Detach, Registry};
 use super::request::QueuePairLimits;
+use super::share::Share;
 use super::slots::{HcaIndex, SlotTable};
 use super::stats::{BrokerStats, QueuePairCounters, ThreadCounters};
-use super::worker::{EventSink, Setup, Worker};
+use super::worker::{Clock, EventSink, Setup, Worker};
 use crate::ids::{QueuePairId, SlotId};
 
 /// A queue pair for the broker to serve.
@@ -39,6 +41,8 @@ pub struct QueuePairSetup {
     pub parts: QueuePairParts,
     /// Registration slots of the tenant.
     pub slots: Arc<SlotTable>,
+    /// Weight and rates of the tenant, the same for all its queue pairs.
+    pub share: Arc<Share>,
     /// What it can carry.
     pub limits: QueuePairLimits,
     /// For flushes, in the queue pair's protection domain; without it they are refused. Let go of once
@@ -86,22 +90,44 @@ impl Broker {
         if asked == 0 || asked > Config::MAX_THREADS {
             return Err(BrokerError::Threads { asked, most: Config::MAX_THREADS });
         }
+        let mut broker = Self::without_threads(config);
+        let started = Instant::now();
+        let clock: Clock = Arc::new(move || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX));
         let events: EventSink = Arc::new(events);
-        let mut broker = Self {
-            threads: Vec::with_capacity(asked),
+        for (index, placement) in broker.config.threads.clone().into_iter().enumerate() {
+            let worker = broker.add_worker(&placement, &events, &clock)?;
+            broker.start_thread(index, placement, worker)?;
+        }
+        Ok(broker)
+    }
+
+    /// A broker whose threads do not run: a test takes their turns.
+    #[cfg(test)]
+    pub(crate) fn by_hand(
+        config: Config,
+        clock: Clock,
+        events: impl Fn(BrokerEvent) + Send + Sync + 'static,
+    ) -> Result<(Self, Vec<Worker>), BrokerError> {
+        let mut broker = Self::without_threads(config);
+        let events: EventSink = Arc::new(events);
+        let threads = broker.config.threads.clone();
+        let workers: Result<_, _> =
+            threads.iter().map(|placement| broker.add_worker(placement, &events, &clock)).collect();
+        Ok((broker, workers?))
+    }
+
+    fn without_threads(config: Config) -> Self {
+        Self {
+            threads: Vec::with_capacity(config.threads.len()),
             registry: Arc::default(),
             hcas: Mutex::default(),
             workers: Mutex::default(),
             cold: Mutex::default(),
             config,
-        };
-        for (index, placement) in broker.config.threads.clone().into_iter().enumerate() {
-            broker.start_thread(index, placement, &events)?;
         }
-        Ok(broker)
     }
 
-    fn start_thread(&mut self, index: usize, placement: Placement, events: &EventSink) -> Result<(), BrokerError> {
+    fn add_worker(&mut self, placement: &Placement, events: &EventSink, clock: &Clock) -> Result<Worker, BrokerError> {
         let inbox = Arc::new(Inbox::new()?);
         let counters = Arc::new(ThreadCounters::default());
         let worker = Worker::new(Setup {
@@ -109,10 +135,16 @@ impl Broker {
             registry: Arc::clone(&self.registry),
             counters: Arc::clone(&counters),
             events: Arc::clone(events),
+            clock: Arc::clone(clock),
             spin: self.config.spin,
             drain: self.config.drain,
         })?;
         let numa_node = placement.numa_node;
+        self.threads.push(ThreadHandle { inbox, counters, numa_node, chosen: AtomicU32::new(0) });
+        Ok(worker)
+    }
+
+    fn start_thread(&mut self, index: usize, placement: Placement, worker: Worker) -> Result<(), BrokerError> {
         let thread = std::thread::Builder::new()
             .name(format!("gdrd-broker-{index}"))
             .spawn(move || {
@@ -121,7 +153,6 @@ impl Broker {
             })
             .map_err(|source| BrokerError::System { call: "spawn", source })?;
         lock(&self.workers).push(thread);
-        self.threads.push(ThreadHandle { inbox, counters, numa_node, chosen: AtomicU32::new(0) });
         Ok(())
     }
 
@@ -153,7 +184,7 @@ impl Broker {
     /// # Errors
     /// [`BrokerError::Depth`], [`BrokerError::Attached`], [`BrokerError::ShutDown`]; the setup is dropped.
     pub fn attach(&self, reservation: Reservation, setup: QueuePairSetup) -> Result<(), BrokerError> {
-        let QueuePairSetup { id, ring, doorbell, parts, slots, limits, landing } = setup;
+        let QueuePairSetup { id, ring, doorbell, parts, slots, share, limits, landing } = setup;
         let wanted = entries_of(ring.geometry());
         if wanted > reservation.entries {
             return Err(BrokerError::Depth { id, wanted, reserved: reservation.entries });
@@ -163,7 +194,7 @@ impl Broker {
         if !self.registry.enter(id, thread, Arc::clone(&counters)) {
             return Err(BrokerError::Attached { id });
         }
-        let pieces = Pieces { id, ring, doorbell, parts, slots, limits, landing, reservation, counters };
+        let pieces = Pieces { id, ring, doorbell, parts, slots, share, limits, landing, reservation, counters };
         self.send(thread, Command::Attach(Box::new(QueuePair::new(pieces)))).inspect_err(|_| self.registry.ended(id))
     }
 

@@ -1,7 +1,7 @@
 //! The broker: posts on the daemon's queue pairs for clients that speak to it by rings in shared memory.
 //!
-//! Role: takes requests out of each ring, checks every one against the tenant's registration slots,
-//! posts them, and hands completions back in the order of posting. Broker threads spin while there
+//! Role: takes requests out of each ring, tenant by tenant as their weights and rates say, checks every one against
+//! the tenant's registration slots, posts them, and hands completions back in the order of posting. Broker threads spin while there
 //! is work and sleep in epoll when there is none; on the way from a request to its completion they
 //! allocate nothing, take no lock, make no system call (but a futex wake for a client that sleeps)
 //! and write no log line.
@@ -27,6 +27,8 @@ mod queue_pair;
 mod refusal;
 mod registry;
 mod request;
+mod schedule;
+mod share;
 mod sleep;
 mod slots;
 mod stats;
@@ -41,5 +43,6 @@ pub use error::{BrokerError, BrokerEvent};
 pub use handle::{Broker, QueuePairSetup, Reservation};
 pub use landing::{FlushLanding, LandingError};
 pub use request::QueuePairLimits;
+pub use share::Share;
 pub use slots::{HcaIndex, MAX_SLOTS, SlotEntry, SlotError, SlotTable};
 pub use stats::{BrokerStats, QueuePairStats, ThreadStats};

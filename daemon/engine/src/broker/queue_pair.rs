@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use gdrd_hal::{PostError, QueuePairParts, ReceiveRequest, WorkCompletion, WorkRequest};
 use gdrd_ring::{
-    BrokerRing, Completion, CompletionOpcode, Corrupt, Queue, RefusalReason, Status, Submission, Submitted,
+    BrokerRing, Completion, CompletionOpcode, Corrupt, Operation, Queue, RefusalReason, Source, Status, Submission,
+    Submitted,
 };
 
 use super::cold::{Cold, Destroyed, Ended, Held, Job};
@@ -20,14 +21,13 @@ use super::ledger::{Ledger, NO_SLOT, Outcome, Record};
 use super::refusal::Refused;
 use super::registry::Registry;
 use super::request::{Checker, Prepared, QueuePairLimits};
+use super::schedule::{Allowance, BATCH, Spent};
+use super::share::Share;
 use super::slots::SlotTable;
 use super::stats::QueuePairCounters;
 use super::status::outcome_of;
 use super::tag::Tag;
 use crate::ids::QueuePairId;
-
-/// Requests that one ring gives in one turn, so that a busy client does not starve its neighbours.
-pub(crate) const BATCH: usize = 32;
 
 /// Buffers that the queue pairs of a thread use in turn.
 #[derive(Debug)]
@@ -38,15 +38,15 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     pub(crate) fn new() -> Self {
-        Self { sends: Vec::with_capacity(BATCH), receives: Vec::with_capacity(BATCH) }
+        Self { sends: Vec::with_capacity(BATCH as usize), receives: Vec::with_capacity(BATCH as usize) }
     }
 }
 
 /// What came of a queue pair's turn.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
-    /// Whether anything was taken or told.
-    pub(crate) busy: bool,
+    /// What was taken.
+    pub(crate) spent: Spent,
     /// The client broke the protocol.
     pub(crate) corrupt: Option<Corrupt>,
     /// First failure of the queue pair.
@@ -59,6 +59,7 @@ pub(crate) struct QueuePair {
     pub(crate) tag: Tag,
     pub(crate) doorbell: OwnedFd,
     pub(crate) slots: Arc<SlotTable>,
+    pub(crate) share: Arc<Share>,
     pub(crate) reservation: Reservation,
     qp_num: u32,
     limits: QueuePairLimits,
@@ -77,7 +78,7 @@ pub(crate) struct QueuePair {
     /// To be ended once all posted work has.
     closing: bool,
     /// Completions lie in the ring that the client cannot see yet.
-    staged: bool,
+    pub(crate) staged: bool,
     counters: Arc<QueuePairCounters>,
     cold: Cold,
 }
@@ -89,6 +90,7 @@ pub(crate) struct Pieces {
     pub(crate) doorbell: OwnedFd,
     pub(crate) parts: QueuePairParts,
     pub(crate) slots: Arc<SlotTable>,
+    pub(crate) share: Arc<Share>,
     pub(crate) limits: QueuePairLimits,
     pub(crate) landing: Option<Arc<FlushLanding>>,
     pub(crate) reservation: Reservation,
@@ -98,7 +100,7 @@ pub(crate) struct Pieces {
 impl QueuePair {
     /// Books and all else are made here, on the caller's thread; the broker thread allocates nothing.
     pub(crate) fn new(pieces: Pieces) -> Self {
-        let Pieces { id, ring, doorbell, parts, slots, limits, landing, reservation, counters } = pieces;
+        let Pieces { id, ring, doorbell, parts, slots, share, limits, landing, reservation, counters } = pieces;
         let geometry = ring.geometry();
         Self {
             id,
@@ -116,6 +118,7 @@ impl QueuePair {
             cold: reservation.cold.clone(),
             doorbell,
             slots,
+            share,
             limits,
             landing,
             reservation,
@@ -123,40 +126,45 @@ impl QueuePair {
         }
     }
 
-    /// Takes up to [`BATCH`] requests, posts those that pass, and shows the client what has ended.
-    pub(crate) fn turn(&mut self, scratch: &mut Scratch) -> Turn {
+    /// Takes requests within the allowance, posts those that pass, and shows the client what has ended.
+    pub(crate) fn turn(&mut self, scratch: &mut Scratch, allowance: Allowance) -> Turn {
         let mut turn = Turn::default();
-        if !self.closing {
-            let taken = self.take(scratch, &mut turn);
-            if taken > 0 {
-                turn.busy = true;
-                self.counters.taken.add(taken);
-                self.post_receives(&scratch.receives, &mut turn);
-                self.post_sends(&scratch.sends, &mut turn);
-                self.emit();
-            }
+        if self.closing {
+            return turn;
         }
-        turn.busy |= self.publish();
+        self.take(scratch, allowance, &mut turn);
+        if turn.spent.requests > 0 {
+            self.counters.taken.add(turn.spent.requests.into());
+            self.post_receives(&scratch.receives, &mut turn);
+            self.post_sends(&scratch.sends, &mut turn);
+            self.emit();
+            self.publish();
+        }
         turn
     }
 
-    fn take(&mut self, scratch: &mut Scratch, turn: &mut Turn) -> u64 {
+    fn take(&mut self, scratch: &mut Scratch, allowance: Allowance, turn: &mut Turn) {
         scratch.sends.clear();
         scratch.receives.clear();
-        let mut taken = 0;
-        for _ in 0..BATCH {
+        let most = allowance.requests.min(BATCH);
+        while turn.spent.requests < most
+            && turn.spent.cost_bytes() < allowance.cost_bytes
+            && turn.spent.payload_bytes < allowance.payload_bytes
+        {
             let Some(ring) = &mut self.ring else { break };
             match ring.take() {
-                Ok(Some(submitted)) => self.enter(&submitted, scratch),
+                Ok(Some(submitted)) => {
+                    turn.spent.requests += 1;
+                    turn.spent.payload_bytes += payload_bytes(&submitted);
+                    self.enter(&submitted, scratch);
+                }
                 Ok(None) => break,
                 Err(corrupt) => {
                     turn.corrupt = Some(corrupt);
                     break;
                 }
             }
-            taken += 1;
         }
-        taken
     }
 
     /// Enters a request in the books, and in the batch to post if it passes.
@@ -328,17 +336,16 @@ impl QueuePair {
         }
     }
 
-    /// Makes completions visible; whether there were any. One futex wake if the client sleeps.
-    fn publish(&mut self) -> bool {
+    /// Makes completions visible. One futex wake if the client sleeps.
+    pub(crate) fn publish(&mut self) {
         if !std::mem::take(&mut self.staged) {
-            return false;
+            return;
         }
         // The completions are visible even if the kernel refused the wake, which it never does for a
         // word that is mapped.
         if let Some(Ok(true)) = self.ring.as_mut().map(BrokerRing::publish) {
             self.counters.wakes.add(1);
         }
-        true
     }
 
     /// Before the thread sleeps; false if there is something to take.
@@ -435,6 +442,21 @@ impl QueuePair {
         let Self { id, doorbell, reservation, ring, parts, cold, landing, .. } = self;
         let hardware = parts.map(|parts| Destroyed { parts, held, landing });
         cold.send(Job::End(Box::new(Ended { id, hardware, ring, doorbell, reservation, registry })));
+    }
+}
+
+/// Bytes that a request has the HCA move. A posted receive moves none: what lands in it is its sender's to pay for.
+fn payload_bytes(submitted: &Submitted) -> u64 {
+    let Submitted::Request(submission) = submitted else { return 0 };
+    match &submission.operation {
+        Operation::Write { source: Source::Local(local), .. }
+        | Operation::Send { source: Source::Local(local), .. }
+        | Operation::Read { local, .. }
+        | Operation::FetchAdd { local, .. }
+        | Operation::CompareSwap { local, .. } => local.len_bytes.into(),
+        Operation::Write { source: Source::Inline(data), .. }
+        | Operation::Send { source: Source::Inline(data), .. } => u64::try_from(data.as_slice().len()).unwrap_or(0),
+        Operation::Recv { .. } | Operation::Flush { .. } => 0,
     }
 }
 

@@ -46,11 +46,17 @@ impl QueuePairCounters {
 pub(crate) struct ThreadCounters {
     pub(crate) sleeps: Counter,
     pub(crate) unexpected: Counter,
+    pub(crate) throttled: Counter,
 }
 
 impl ThreadCounters {
     pub(crate) fn read(&self, queue_pairs: usize) -> ThreadStats {
-        ThreadStats { queue_pairs, sleeps: self.sleeps.get(), unexpected: self.unexpected.get() }
+        ThreadStats {
+            queue_pairs,
+            sleeps: self.sleeps.get(),
+            unexpected: self.unexpected.get(),
+            throttled: self.throttled.get(),
+        }
     }
 }
 
@@ -80,6 +86,8 @@ pub struct ThreadStats {
     pub sleeps: u64,
     /// Completions that fit no posted request: those of destroyed queue pairs, or a fault of the provider.
     pub unexpected: u64,
+    /// Times a tenant began to wait for its rate.
+    pub throttled: u64,
 }
 
 /// All counters of the broker at one moment.

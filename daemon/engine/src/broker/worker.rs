@@ -14,6 +14,7 @@ use super::error::{BrokerError, BrokerEvent};
 use super::hca::{CqSetup, CqShare};
 use super::queue_pair::{QueuePair, Scratch};
 use super::registry::Registry;
+use super::schedule::{Schedule, Spent};
 use super::sleep::Sleeper;
 use super::slots::HcaIndex;
 use super::stats::ThreadCounters;
@@ -22,6 +23,9 @@ use crate::ids::QueuePairId;
 
 /// Completions taken from one completion queue at a time.
 const POLL_BATCH: usize = 64;
+/// Batches taken from one completion queue before anything else is looked at: more than what is posted in a turn, or
+/// the queue would be what shares out the work.
+const POLL_BATCHES: usize = 64;
 /// Idle turns between two looks at the clock, which costs as much as a turn.
 const TURNS_PER_LOOK: u32 = 16;
 /// How often a completion queue without event fd is polled while work is posted.
@@ -30,12 +34,16 @@ const POLL_ONLY_INTERVAL: Duration = Duration::from_millis(1);
 /// Who is told of events.
 pub(crate) type EventSink = Arc<dyn Fn(BrokerEvent) + Send + Sync>;
 
+/// Nanoseconds since the broker's start, the same on all its threads.
+pub(crate) type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
 /// What a worker is made with.
 pub(crate) struct Setup {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) counters: Arc<ThreadCounters>,
     pub(crate) events: EventSink,
+    pub(crate) clock: Clock,
     pub(crate) spin: Duration,
     pub(crate) drain: Duration,
 }
@@ -61,6 +69,9 @@ pub(crate) struct Worker {
     setup: Setup,
     sleeper: Sleeper,
     queue_pairs: Vec<Option<Box<QueuePair>>>,
+    schedule: Schedule,
+    /// Places of queue pairs with completions that their clients cannot see yet; empty between polls.
+    unpublished: Vec<usize>,
     cqs: Vec<Cq>,
     scratch: Scratch,
     completions: Box<[WorkCompletion]>,
@@ -81,6 +92,8 @@ impl Worker {
             setup,
             sleeper,
             queue_pairs: Vec::new(),
+            schedule: Schedule::default(),
+            unpublished: Vec::new(),
             cqs: Vec::new(),
             scratch: Scratch::new(),
             completions: vec![WorkCompletion::EMPTY; POLL_BATCH].into(),
@@ -115,7 +128,7 @@ impl Worker {
     }
 
     /// One look at everything; whether there was anything to do.
-    fn turn(&mut self) -> bool {
+    pub(crate) fn turn(&mut self) -> bool {
         let commands = self.setup.inbox.take();
         let mut busy = !commands.is_empty();
         self.obey(commands);
@@ -130,44 +143,60 @@ impl Worker {
         busy
     }
 
-    /// Takes what has completed.
+    /// Takes what has completed, and shows it to the clients.
     fn poll(&mut self) -> bool {
         let mut busy = false;
         for (index, cq) in self.cqs.iter_mut().enumerate() {
             if cq.share.reserved() == 0 || cq.share.has_failed() {
                 continue;
             }
-            let count = match cq.queue.poll(&mut self.completions) {
-                Ok(count) => count,
-                Err(reason) => {
-                    cq.share.set_failed();
-                    self.notices.push(Notice::CqFailed(index, reason));
-                    continue;
+            for _ in 0..POLL_BATCHES {
+                let count = match cq.queue.poll(&mut self.completions) {
+                    Ok(count) => count,
+                    Err(reason) => {
+                        cq.share.set_failed();
+                        self.notices.push(Notice::CqFailed(index, reason));
+                        break;
+                    }
+                };
+                busy |= count > 0;
+                for completion in self.completions.iter().take(count) {
+                    let notices = &mut self.notices;
+                    if let Some(place) = deliver(&mut self.queue_pairs, completion, notices, &self.setup.counters) {
+                        self.unpublished.push(place);
+                    }
                 }
-            };
-            busy |= count > 0;
-            for completion in self.completions.iter().take(count) {
-                deliver(&mut self.queue_pairs, completion, &mut self.notices, &self.setup.counters);
+                if count < POLL_BATCH {
+                    break;
+                }
+            }
+        }
+        for place in self.unpublished.drain(..) {
+            if let Some(Some(queue_pair)) = self.queue_pairs.get_mut(place) {
+                queue_pair.publish();
             }
         }
         busy
     }
 
-    /// Gives each queue pair its turn.
+    /// One lap of the schedule.
     fn serve(&mut self) -> bool {
-        let mut busy = false;
-        for (index, place) in self.queue_pairs.iter_mut().enumerate() {
-            let Some(queue_pair) = place else { continue };
-            let turn = queue_pair.turn(&mut self.scratch);
-            busy |= turn.busy;
+        let Self { schedule, queue_pairs, scratch, notices, setup, .. } = self;
+        let lap = schedule.lap(&*setup.clock, |place, allowance| {
+            let Some(Some(queue_pair)) = queue_pairs.get_mut(place) else { return Spent::default() };
+            let turn = queue_pair.turn(scratch, allowance);
             if let Some(status) = turn.failure {
-                self.notices.push(Notice::Failed(queue_pair.id, status));
+                notices.push(Notice::Failed(queue_pair.id, status));
             }
             if let Some(corrupt) = turn.corrupt {
-                self.notices.push(Notice::Corrupt(index, corrupt));
+                notices.push(Notice::Corrupt(place, corrupt));
             }
+            turn.spent
+        });
+        if lap.throttled > 0 {
+            setup.counters.throttled.add(lap.throttled);
         }
-        busy
+        lap.busy
     }
 
     fn deal_with_notices(&mut self) {
@@ -249,6 +278,7 @@ impl Worker {
 
     fn end(&mut self, index: usize) {
         let Some(queue_pair) = self.queue_pairs.get_mut(index).and_then(Option::take) else { return };
+        self.schedule.leave(index);
         if let Err(reason) = self.sleeper.forget(&queue_pair.doorbell) {
             tracing::error!(queue_pair = %queue_pair.id, %reason, "doorbell was not watched");
         }
@@ -323,11 +353,14 @@ impl Worker {
         }
         self.epoch = self.epoch.wrapping_add(1);
         queue_pair.tag = Tag::new(place, self.epoch);
+        self.schedule.enter(&queue_pair.share, index);
         match self.queue_pairs.get_mut(index) {
             Some(slot) => *slot = Some(queue_pair),
             None => self.queue_pairs.push(Some(queue_pair)),
         }
+        // So that nothing is allocated while they are served.
         self.notices.reserve(2 * self.queue_pairs.len() + self.cqs.len());
+        self.unpublished.reserve(self.queue_pairs.len());
     }
 
     /// Ends a queue pair that could not be served; its owner sees it fail.
@@ -372,8 +405,9 @@ impl Worker {
 
     /// Asks all clients for a wake-up; false if one has posted meanwhile.
     fn announce_sleep(&mut self) -> bool {
-        for (index, place) in self.queue_pairs.iter_mut().enumerate() {
-            let Some(queue_pair) = place else { continue };
+        // Rings of tenants that wait for their rate are not waited for: the refill ends the sleep.
+        for index in self.schedule.open_places() {
+            let Some(Some(queue_pair)) = self.queue_pairs.get_mut(index) else { continue };
             match queue_pair.prepare_sleep() {
                 Ok(true) => {}
                 Ok(false) => return false,
@@ -404,6 +438,8 @@ impl Worker {
     /// How long to sleep at most; for ever on an idle host.
     fn timeout(&self) -> Option<Duration> {
         let now = Instant::now();
+        let refill =
+            self.schedule.next_refill_ns().map(|at| Duration::from_nanos(at.saturating_sub((self.setup.clock)())));
         let posted = self.queue_pairs.iter().flatten().filter(|queue_pair| queue_pair.has_posted());
         posted
             .filter_map(|queue_pair| {
@@ -411,6 +447,7 @@ impl Worker {
                 let poll = self.is_poll_only(&queue_pair.reservation.share).then_some(POLL_ONLY_INTERVAL);
                 drain.into_iter().chain(poll).min()
             })
+            .chain(refill)
             .min()
     }
 
@@ -433,20 +470,25 @@ impl Worker {
     }
 }
 
-/// Gives a completion to its queue pair.
+/// Gives a completion to its queue pair; its place, if it now has completions to show.
 fn deliver(
     queue_pairs: &mut [Option<Box<QueuePair>>],
     completion: &WorkCompletion,
     notices: &mut Vec<Notice>,
     counters: &ThreadCounters,
-) {
+) -> Option<usize> {
     let (tag, queue, position) = Tag::decode(completion.wr_id);
+    let Some(owner) = queue_pairs.get_mut(tag.index()).and_then(Option::as_mut).filter(|owner| owner.tag == tag) else {
+        counters.unexpected.add(1);
+        return None;
+    };
+    let was_staged = owner.staged;
     let mut failure = None;
-    let owner = queue_pairs.get_mut(tag.index()).and_then(Option::as_mut).filter(|owner| owner.tag == tag);
-    let known = owner.map(|owner| (owner.id, owner.completed(queue, position, completion, &mut failure)));
-    match (known, failure) {
-        (Some((id, _)), Some(status)) => notices.push(Notice::Failed(id, status)),
-        (Some((_, true)), None) => {}
-        _ => counters.unexpected.add(1),
+    if !owner.completed(queue, position, completion, &mut failure) {
+        counters.unexpected.add(1);
     }
+    if let Some(status) = failure {
+        notices.push(Notice::Failed(owner.id, status));
+    }
+    (owner.staged && !was_staged).then_some(tag.index())
 }

@@ -237,8 +237,8 @@ fn create_queue_pair(
     runtime
         .objects
         .insert_queue_pair(id, QueuePairObjects { info, control: Some(Arc::downgrade(&parts.control)), fds });
-    let setup =
-        QueuePairSetup { id, ring, doorbell, parts, slots: Arc::clone(&tenant.slots), limits, landing: Some(landing) };
+    let (slots, share, landing) = (Arc::clone(&tenant.slots), Arc::clone(&tenant.share), Some(landing));
+    let setup = QueuePairSetup { id, ring, doorbell, parts, slots, share, limits, landing };
     runtime.broker.attach(reservation, setup).map_err(|error| {
         runtime.objects.remove_queue_pair(id);
         of_broker(index, &error)

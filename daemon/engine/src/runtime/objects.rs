@@ -14,11 +14,12 @@ use gdrd_ring::GenerationWriter;
 use super::executor::Lane;
 use super::host_memory::HostMemory;
 use super::lock;
-use crate::broker::{FlushLanding, LandingError, SlotEntry, SlotTable};
+use crate::broker::{FlushLanding, LandingError, Share, SlotEntry, SlotTable};
 use crate::core::{AllocationId, HcaIndex, TenantId};
 use crate::ids::{QueuePairId, RemoteKey, SlotId};
 use crate::keep::{Keeper, Name, Watch};
 use crate::lease::RegistrationInfo;
+use crate::policy::Traffic;
 use crate::queue_pair::QueuePairInfo;
 
 /// Where a buffer's bytes are.
@@ -170,6 +171,7 @@ impl Domain {
 /// What one tenant has.
 pub(super) struct Tenant {
     pub(super) slots: Arc<SlotTable>,
+    pub(super) share: Arc<Share>,
     pub(super) page: GenerationWriter,
     /// Whether the page is kept for the next daemon.
     pub(super) page_kept: OnceLock<()>,
@@ -178,7 +180,14 @@ pub(super) struct Tenant {
 
 impl Tenant {
     pub(super) fn new(slots: SlotTable, page: GenerationWriter) -> Self {
-        Self { slots: Arc::new(slots), page, page_kept: OnceLock::new(), domains: Mutex::default() }
+        Self {
+            slots: Arc::new(slots),
+            // Until a session brings its rule.
+            share: Arc::new(Share::new(Traffic::default())),
+            page,
+            page_kept: OnceLock::new(),
+            domains: Mutex::default(),
+        }
     }
 
     /// The tenant's domain on an HCA, made where there is none. May block on the driver.

@@ -91,7 +91,12 @@ impl Runtime {
         let Answered::Session(session, tenant) = self.ask(|call| Input::OpenSession { call, session: new })? else {
             return Err(EngineError::Internal { problem: "a session was answered as something else".into() });
         };
-        let page = self.objects.tenant(tenant).and_then(|tenant| tenant.page.client_fd().ok());
+        let tenant = self.objects.tenant(tenant);
+        if let Some(tenant) = &tenant {
+            // As with the quota, the rule that let the newest session in holds.
+            tenant.share.set(rule.traffic);
+        }
+        let page = tenant.and_then(|tenant| tenant.page.client_fd().ok());
         let Some(generation_page) = page else {
             self.close_session(session);
             return Err(EngineError::OutOfDescriptors { problem: "no generation page for the tenant".into() });

@@ -122,6 +122,12 @@ impl Runtime {
             push("gdrd_broker_queue_pairs", labels(), thread.queue_pairs as u64, "Queue pairs of a broker thread.");
             push("gdrd_broker_sleeps_total", labels(), thread.sleeps, "Times a broker thread slept.");
             push("gdrd_broker_unexpected_total", labels(), thread.unexpected, "Completions that fit no request.");
+            push(
+                "gdrd_broker_throttled_total",
+                labels(),
+                thread.throttled,
+                "Times a tenant began to wait for its rate.",
+            );
         }
         for queue_pair in &broker.queue_pairs {
             let labels = || vec![("queue_pair", queue_pair.id.to_string())];

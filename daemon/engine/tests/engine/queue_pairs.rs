@@ -50,6 +50,21 @@ fn a_write_moves_bytes_between_leases_of_two_tenants() {
 }
 
 #[test]
+fn the_rate_of_a_rule_holds_its_tenant_back_and_loses_nothing() {
+    let mut config = config();
+    config.policy.leases[0].traffic.operations_per_s = 200;
+    let Pair { world, mut near, far } = pair_with(config);
+    // The rate has room for two at once, so most of these wait in the ring.
+    for wr_id in 0..10 {
+        near.client.post(wr_id, write(local(&near.lease, "mlx5_0", 0, 64), remote(&far.lease, "mlx5_2", 0)));
+    }
+    for wr_id in 0..10 {
+        near.client.expect(wr_id, Status::Success);
+    }
+    assert!(world.stat("gdrd_broker_throttled_total") > 0);
+}
+
+#[test]
 fn a_stale_slot_completes_as_stale_and_the_queue_pair_lives_on() {
     let Pair { world, mut near, far } = pair();
     let old = near.lease.clone();

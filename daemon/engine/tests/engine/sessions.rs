@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gdrd_engine::{
-    DeviceNumber, EngineConfig, ErrorKind, GpuProof, Policy, Prewarm, Quota, Rule, Subject, Token, Viewer,
+    DeviceNumber, EngineConfig, ErrorKind, GpuProof, Policy, Prewarm, Quota, Rule, Subject, Token, Traffic, Viewer,
 };
 
 use crate::world::{MIB, World, config, peer, request};
@@ -188,6 +188,7 @@ fn tenants_that_the_configuration_names_find_their_buffers_ready() {
     let rule = Rule {
         subject: Subject::Uid(1),
         quota: Quota::default(),
+        traffic: Traffic::default(),
         prewarm: vec![Prewarm { gpu: "GPU0".to_owned(), size_bytes: MIB, count: 3 }],
     };
     let world = World::with(EngineConfig { policy: Policy { leases: vec![rule], admins: vec![] }, ..config() });

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_channel::mpsc;
 use gdrd_engine::{
     AcquireRequest, Engine, EngineConfig, EngineError, GpuProof, Hardware, HostPlan, LeaseEvent, LeaseGrant, LeaseId,
-    MemoryKind, MemoryPlace, Peer, PlannedGpu, Policy, Quota, Rule, SessionId, SessionOpened, Subject, Viewer,
+    MemoryKind, MemoryPlace, Peer, PlannedGpu, Policy, Quota, Rule, SessionId, SessionOpened, Subject, Traffic, Viewer,
 };
 use gdrd_hal::{DeviceNumber, Gid, GidEntry, GidType, GpuUuid, LinkLayer, PortState};
 use gdrd_sim::{Provider, SimGpu, SimHca, SimHost, SimOptions, SimPort, SimSpec};
@@ -66,7 +66,8 @@ fn plan() -> HostPlan {
 
 /// Everyone may lease, root administers, nothing is made ahead.
 pub(crate) fn config() -> EngineConfig {
-    let rule = Rule { subject: Subject::Anyone, quota: Quota::default(), prewarm: Vec::new() };
+    let rule =
+        Rule { subject: Subject::Anyone, quota: Quota::default(), traffic: Traffic::default(), prewarm: Vec::new() };
     let policy = Policy { leases: vec![rule], admins: vec![Subject::Uid(0)] };
     let mut config = EngineConfig { policy, gpu_proof: GpuProof::None, ..EngineConfig::default() };
     config.pool.ready_target_per_class = 0;

@@ -13,8 +13,10 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::fake::Fake;
 use super::world::{PATIENCE, recv, request, silent, write};
-use crate::broker::{Broker, BrokerEvent, Config, HcaIndex, QueuePairLimits, QueuePairSetup, SlotEntry, SlotTable};
-use crate::{QueuePairId, SlotId};
+use crate::broker::{
+    Broker, BrokerEvent, Config, HcaIndex, QueuePairLimits, QueuePairSetup, Share, SlotEntry, SlotTable,
+};
+use crate::{QueuePairId, SlotId, Traffic};
 
 const LOCAL: LocalSpan = LocalSpan { slot: 0, generation: 1, offset: 0, len_bytes: 8 };
 const REMOTE: RemoteSpan = RemoteSpan { rkey: 1, iova: 0 };
@@ -57,6 +59,7 @@ impl Bench {
             doorbell: doorbell.try_clone().expect("dup"),
             parts,
             slots: Arc::clone(&slots),
+            share: Arc::new(Share::new(Traffic::default())),
             limits: QueuePairLimits::new(&fake.capabilities(), &config),
             landing: None,
         };

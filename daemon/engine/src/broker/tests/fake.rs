@@ -1,5 +1,5 @@
 //! An HCA driven by hand, for what the simulator rightly never does: refuse in the middle of a batch, complete
-//! out of order, never flush. One queue pair each.
+//! out of order, never flush. By hand it serves one queue pair each; completing by itself, any number.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -12,11 +12,15 @@ use gdrd_hal::{
 };
 use gdrd_sim::Provider;
 
+const SUCCESS: WorkCompletion = WorkCompletion { status: WorkStatus::Success, ..WorkCompletion::EMPTY };
+
 #[derive(Default)]
 pub(super) struct State {
     /// What was posted and not completed, in order.
     pub(super) sends: VecDeque<WorkRequest>,
     pub(super) receives: VecDeque<ReceiveRequest>,
+    /// Whether sends succeed as soon as they are posted.
+    pub(super) completes: bool,
     /// What the next polls find.
     pub(super) completions: VecDeque<WorkCompletion>,
     /// Operations that every post refuses.
@@ -151,7 +155,12 @@ impl WorkQueue for Work {
                 if let Some((_, why)) = state.refuses.iter().find(|(opcode, _)| *opcode == request.opcode) {
                     return Err((taken, *why));
                 }
-                state.sends.push_back(*request);
+                if state.completes {
+                    let (wr_id, opcode) = (request.wr_id, request.opcode);
+                    state.completions.push_back(WorkCompletion { wr_id, opcode, ..SUCCESS });
+                } else {
+                    state.sends.push_back(*request);
+                }
             }
             Ok(())
         })

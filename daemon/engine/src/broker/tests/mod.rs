@@ -2,6 +2,7 @@
 
 mod by_hand;
 mod endings;
+mod fairness;
 mod fake;
 mod gate;
 mod hostile;

@@ -18,9 +18,9 @@ use gdrd_sim::{Provider, SimHca, SimHost, SimOptions, SimPort, SimSpec, Timing};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::broker::{
-    Broker, BrokerEvent, Config, FlushLanding, HcaIndex, QueuePairLimits, QueuePairSetup, SlotEntry, SlotTable,
+    Broker, BrokerEvent, Config, FlushLanding, HcaIndex, QueuePairLimits, QueuePairSetup, Share, SlotEntry, SlotTable,
 };
-use crate::{QueuePairId, SlotId};
+use crate::{QueuePairId, SlotId, Traffic};
 
 /// Against a test that hangs; far above what any wait here takes.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
@@ -71,7 +71,8 @@ impl World {
     pub(super) fn tenant(&self, hca: u16) -> Tenant {
         let pd = self.hcas[usize::from(hca)].alloc_pd().expect("a domain");
         let landing = Arc::new(FlushLanding::register(&*pd).expect("a page"));
-        Tenant { pd, landing, slots: Arc::new(SlotTable::new(SLOTS)), hca: HcaIndex(hca) }
+        let (slots, share) = (Arc::new(SlotTable::new(SLOTS)), Arc::new(Share::new(Traffic::default())));
+        Tenant { pd, landing, slots, share, hca: HcaIndex(hca) }
     }
 
     pub(super) fn client(&self, tenant: &Tenant, id: u64) -> Client {
@@ -101,6 +102,7 @@ impl World {
             doorbell: doorbell.try_clone().expect("dup"),
             parts,
             slots: Arc::clone(&tenant.slots),
+            share: Arc::clone(&tenant.share),
             limits: QueuePairLimits::new(&device.capabilities(), &config),
             landing: Some(Arc::clone(&tenant.landing)),
         };
@@ -141,6 +143,7 @@ pub(super) struct Tenant {
     pub(super) pd: Arc<dyn ProtectionDomain>,
     pub(super) landing: Arc<FlushLanding>,
     pub(super) slots: Arc<SlotTable>,
+    pub(super) share: Arc<Share>,
     pub(super) hca: HcaIndex,
 }
 
