@@ -11,6 +11,7 @@ const EXIT_CODES: &str = "Exit codes:
   2  wrong usage: an option, value or input that cannot be used
   3  no daemon answers
   4  the daemon refused; the message ends with its reason
+  5  nothing fits: place found no set of free devices
 
 Environment:
   GDRD_RUNTIME_DIR  folder of the daemon's sockets
@@ -167,11 +168,14 @@ pub(crate) struct Drain {
 }
 
 /// Where the topology comes from.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Input {
-    /// Read this instead of asking the daemon: a folder with a sysfs tree, a host profile, or a built-in profile's name
+    /// Read this instead of asking the daemon: a captured /sys (folder or archive), NCCL topology XML, text of nvidia-smi topo -m or rocm-smi, a host profile, or a built-in profile's name
     #[arg(long, value_name = "PATH")]
     pub(crate) input: Option<PathBuf>,
+    /// More PCI ids that count as GPU, such as 1bcf:001c; what is read by gdrctl itself then, not the daemon's answer
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) gpu_ids: Vec<String>,
 }
 
 #[derive(Debug, Args)]

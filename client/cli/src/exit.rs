@@ -19,6 +19,8 @@ pub(crate) enum Outcome {
     Unreachable,
     /// 4
     Refused,
+    /// 5
+    NothingFits,
 }
 
 impl From<Outcome> for ExitCode {
@@ -29,6 +31,7 @@ impl From<Outcome> for ExitCode {
             Outcome::Usage => 2,
             Outcome::Unreachable => 3,
             Outcome::Refused => 4,
+            Outcome::NothingFits => 5,
         })
     }
 }
@@ -52,8 +55,22 @@ pub(crate) fn report(error: &anyhow::Error) -> Outcome {
         return Outcome::Done;
     }
     let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
-    anstream::eprintln!("{red}error{red:#}: {error:#}");
+    anstream::eprintln!("{red}error{red:#}: {}", text_of(error));
     outcome_of(error)
+}
+
+/// The error and its causes. Of a connection only the first and the last: what lies between are layers of libraries.
+fn text_of(error: &anyhow::Error) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        parts.push(cause.to_string());
+        if cause.downcast_ref::<ClientError>().is_some_and(ClientError::is_unreachable) {
+            parts.extend(error.chain().last().map(ToString::to_string));
+            break;
+        }
+    }
+    parts.dedup();
+    parts.join(": ")
 }
 
 fn outcome_of(error: &anyhow::Error) -> Outcome {
@@ -88,6 +105,17 @@ mod tests {
         assert_eq!(outcome_of(&refused.into()), Outcome::Refused);
         assert_eq!(outcome_of(&UsageError("no such level".into()).into()), Outcome::Usage);
         assert_eq!(outcome_of(&anyhow!("anything")), Outcome::Failed);
+    }
+
+    #[test]
+    fn a_broken_connection_is_told_by_its_first_and_last_cause() {
+        let refused = anyhow!(std::io::Error::other("connection refused")).context("tcp connect").context("transport");
+        let error = ClientError::Unreachable { path: "/run/gdrd/gdrd.sock".into(), source: refused.into() };
+        let text = text_of(&anyhow!(error).context("list the buffers"));
+        let right =
+            "list the buffers: gdrd does not answer on /run/gdrd/gdrd.sock; is the daemon running?: connection refused";
+        assert_eq!(text, right);
+        assert_eq!(text_of(&anyhow!("a").context("b")), "b: a");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use gdrd_client::{ClientError, v1};
-use gdrd_topology::assemble::ReadOptions;
+use gdrd_topology::assemble::{GpuIds, ReadOptions};
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::plan::contract::Plan;
 use gdrd_topology::plan::{PlanOptions, plan};
@@ -41,13 +41,13 @@ impl Topology {
 
 /// Gets the topology from where the options say.
 pub(crate) fn topology(global: &Global, input: &Input) -> anyhow::Result<Topology> {
-    if let Some(path) = &input.input {
-        return own(path).map(Topology::Own);
+    if let Some(snapshot) = by_itself(input)? {
+        return Ok(Topology::Own(snapshot));
     }
     let asked = ask(global, async |client| client.topology().await)?;
     match asked {
         Some(answer) => daemons(answer),
-        None => live().map(Topology::Own),
+        None => live(input).map(Topology::Own),
     }
 }
 
@@ -74,21 +74,39 @@ pub(crate) fn ask<T>(
     }
 }
 
+/// What this process reads without asking a daemon: the input that was named, or this host where the options ask for
+/// what a daemon would not do.
+pub(crate) fn by_itself(input: &Input) -> anyhow::Result<Option<Snapshot>> {
+    match &input.input {
+        Some(path) => own(path, &options(input)?).map(Some),
+        None if !input.gpu_ids.is_empty() => live(input).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn options(input: &Input) -> Result<ReadOptions, UsageError> {
+    let gpu_ids = GpuIds::parse(input.gpu_ids.iter().map(String::as_str));
+    let gpu_ids = gpu_ids.map_err(|error| UsageError(format!("--gpu-ids: {error}")))?;
+    Ok(ReadOptions { gpu_ids, ..ReadOptions::default() })
+}
+
 /// This host, read by this process.
-pub(crate) fn live() -> anyhow::Result<Snapshot> {
-    read_live(&ReadOptions::default()).context("read this host")
+pub(crate) fn live(input: &Input) -> anyhow::Result<Snapshot> {
+    read_live(&options(input)?).context("read this host")
 }
 
 /// A file, a folder, or a built-in profile. What exists in the file system comes first.
-pub(crate) fn own(path: &Path) -> anyhow::Result<Snapshot> {
+pub(crate) fn own(path: &Path, options: &ReadOptions) -> anyhow::Result<Snapshot> {
     if path.exists() {
-        return Ok(read_input(path, &ReadOptions::default())?);
+        return Ok(read_input(path, options)?);
     }
     let name = path.to_string_lossy();
-    profile::builtin(&name).map_err(|_| {
+    let Some(text) = profile::builtin_text(&name) else {
         let known = profile::builtin_names().join(", ");
-        UsageError(format!("--input {name}: no such file or folder, nor a built-in profile; those are: {known}")).into()
-    })
+        let message = format!("--input {name}: no such file or folder, nor a built-in profile; those are: {known}");
+        return Err(UsageError(message).into());
+    };
+    Ok(profile::snapshot(text, Some(path.to_owned()), options)?)
 }
 
 /// The daemon's answer as a topology.
@@ -169,8 +187,8 @@ mod tests {
 
     #[test]
     fn a_built_in_profile_is_an_input_and_an_unknown_name_lists_them() {
-        assert!(!own(Path::new("dgx-a100")).unwrap().host.gpus.is_empty());
-        let error = own(Path::new("no-such-thing")).unwrap_err().to_string();
+        assert!(!own(Path::new("dgx-a100"), &ReadOptions::default()).unwrap().host.gpus.is_empty());
+        let error = own(Path::new("no-such-thing"), &ReadOptions::default()).unwrap_err().to_string();
         assert!(error.contains("dgx-a100"), "{error}");
     }
 
@@ -179,7 +197,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("dgx-a100");
         std::fs::write(&path, "no profile").unwrap();
-        assert!(own(&path).is_err());
+        assert!(own(&path, &ReadOptions::default()).is_err());
     }
 
     #[test]

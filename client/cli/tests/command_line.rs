@@ -49,6 +49,45 @@ fn a_sysfs_tree_gives_the_plan_of_the_profile_it_was_built_from() {
     }
 }
 
+/// Slurm's and Kubernetes' scripts ask by the exit code alone.
+#[test]
+fn a_placement_that_does_not_exist_is_a_code_of_its_own() {
+    let found = gdrctl(&["place", "--gpus", "8", "--input", "dgx-a100"]);
+    assert_eq!(found.status.code(), Some(0), "{}", text(&found.stderr));
+    for (arguments, reason) in
+        [(&["--gpus", "9"][..], "9 GPUs wanted"), (&["--gpus", "3", "--same-switch"][..], "no set of free devices")]
+    {
+        let none = gdrctl(&[&["place", "--input", "dgx-a100"][..], arguments].concat());
+        assert_eq!(none.status.code(), Some(5), "{}", text(&none.stderr));
+        assert!(text(&none.stdout).starts_with("none: "), "{}", text(&none.stdout));
+        let none = gdrctl(&[&["place", "--input", "dgx-a100", "--format", "json"][..], arguments].concat());
+        assert_eq!(none.status.code(), Some(5));
+        let view: Value = serde_json::from_slice(&none.stdout).expect("the answer is printed all the same");
+        assert!(view["reason"].as_str().is_some_and(|text| text.contains(reason)), "{view}");
+    }
+}
+
+#[test]
+fn accelerators_of_other_makers_are_gpus_where_the_operator_says_so() {
+    let input = format!("{}/../../tests/fixtures/hosts/ve8-2hca-plx.host", env!("CARGO_MANIFEST_DIR"));
+    let plan = |more: &[&str]| json(&gdrctl(&[&["plan", "--format", "json", "--input", &input][..], more].concat()));
+    let gpus = |plan: &Value| plan["gpus"].as_array().map_or(0, Vec::len);
+    assert_eq!([gpus(&plan(&[])), gpus(&plan(&["--gpu-ids", "1bcf:001c,8086:225c"]))], [0, 8]);
+    for verb in [
+        &["topo"][..],
+        &["explain", "GPU7"],
+        &["path", "GPU7", "remote"],
+        &["place", "--gpus", "1"],
+        &["export", "env"],
+    ] {
+        let output = gdrctl(&[verb, &["--input", &input, "--gpu-ids", "1bcf:001c"][..]].concat());
+        assert!(output.status.success(), "{verb:?}: {}", text(&output.stderr));
+    }
+    let bad = gdrctl(&["plan", "--input", &input, "--gpu-ids", "1bcf"]);
+    assert_eq!(bad.status.code(), Some(2));
+    assert!(text(&bad.stderr).contains("--gpu-ids") && text(&bad.stderr).contains("1bcf"), "{}", text(&bad.stderr));
+}
+
 #[test]
 fn every_topology_verb_reads_an_input_in_both_formats() {
     let verbs: [&[&str]; 7] = [

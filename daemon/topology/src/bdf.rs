@@ -22,6 +22,18 @@ pub struct Bdf {
     pub function: u8,
 }
 
+/// First of the PCI domains that no host has (Linux counts up from 0, and gives virtual root ports those from 0x10000
+/// on): their addresses stand for places that an input lists without one.
+pub const INVENTED_DOMAINS: u32 = 0xffff_fffe;
+
+impl Bdf {
+    /// Whether it only stands for a place in this program, and is no address of the host: never to be shown as one.
+    #[must_use]
+    pub fn is_invented(self) -> bool {
+        self.domain >= INVENTED_DOMAINS
+    }
+}
+
 /// A root bus: the bus directly below a host bridge. Prints as the sysfs folder, `pci0000:00`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RootBus {

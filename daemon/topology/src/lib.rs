@@ -45,6 +45,7 @@ pub mod bandwidth;
 pub mod bdf;
 pub mod error;
 pub mod export;
+mod foreign;
 pub mod gdr;
 mod guid;
 pub mod level;

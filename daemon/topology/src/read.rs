@@ -10,7 +10,7 @@ use crate::model::{RawHost, Snapshot};
 use crate::nccl_xml::{MAX_XML_BYTES, NcclTopology};
 use crate::source::{Source, SourceKind};
 use crate::sysfs::{self, archive};
-use crate::{profile, rocm_topo, topo_m};
+use crate::{foreign, profile, rocm_topo, topo_m};
 
 /// Reads this machine from its `/sys`, as generation 1. Takes milliseconds; sets [`Snapshot::generation`]
 /// for the caller to raise.
@@ -69,6 +69,9 @@ pub fn read_stream(mut stream: impl Read, path: &Path, options: &ReadOptions) ->
     if bytes.len() > MAX_TEXT_BYTES {
         return Err(TopologyError::TooLarge { path: path.to_owned(), limit: MAX_TEXT_BYTES, unit: "bytes" });
     }
+    if let Some(text) = foreign::utf16(&bytes) {
+        return read_text(&text, path, options);
+    }
     if bytes.contains(&0) {
         return Err(TopologyError::UnknownInput { path: path.to_owned(), reason: NOT_TEXT });
     }
@@ -88,6 +91,10 @@ pub fn read_text(text: &str, path: &Path, options: &ReadOptions) -> Result<Snaps
     if first.starts_with(profile::MAGIC) {
         return profile::snapshot(text, Some(path.to_owned()), options);
     }
+    let unknown = |reason| TopologyError::UnknownInput { path: path.to_owned(), reason };
+    if let Some(reason) = foreign::name(text).filter(|_| first.starts_with('<')) {
+        return Err(unknown(reason));
+    }
     let raw = if let Some(xml) = xml_of(text, first) {
         let topology = NcclTopology::parse(xml).map_err(|error| bad("NCCL topology XML", error.to_string()))?;
         topology.host()
@@ -96,7 +103,7 @@ pub fn read_text(text: &str, path: &Path, options: &ReadOptions) -> Result<Snaps
     } else if rocm_topo::is_rocm_topo(text) {
         rocm_topo::parse(text).map_err(|error| bad("rocm-smi --showtopo", error.to_string()))?
     } else {
-        return Err(TopologyError::UnknownInput { path: path.to_owned(), reason: NO_KNOWN_TEXT });
+        return Err(unknown(foreign::name(text).unwrap_or(NO_KNOWN_TEXT)));
     };
     Ok(snapshot(raw, path, options))
 }

@@ -283,6 +283,33 @@ fn files_are_told_by_their_content() {
     assert_eq!(read(&latin).unwrap().source.kind, SourceKind::TopoM);
 }
 
+/// As PowerShell writes what is piped into a file.
+#[test]
+fn text_of_windows_is_read_as_any_other() {
+    let matrix = "\tGPU0\tNIC0\r\nGPU0\t X \tPIX\r\nNIC0\tPIX\t X \r\n\r\nNIC Legend:\r\n\r\n  NIC0: mlx5_0\r\n";
+    let plain = read(matrix.as_bytes()).unwrap();
+    let utf16: Vec<u8> = [0xff, 0xfe].into_iter().chain(matrix.encode_utf16().flat_map(u16::to_le_bytes)).collect();
+    assert_eq!(read(&utf16).unwrap(), plain);
+    assert_eq!(plain.host.hcas[0].name, "mlx5_0");
+}
+
+#[test]
+fn what_others_print_is_refused_by_its_name_with_what_to_use() {
+    for (text, name, instead) in [
+        (
+            "<?xml version=\"1.0\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n<topology version=\"2.0\"/>",
+            "hwloc",
+            "gdrctl capture",
+        ),
+        ("<?xml version=\"1.0\"?>\n<nvidia_smi_log/>", "nvidia-smi -q -x", "topo -m"),
+        (" +-[0000:40]-+-00.0  AMD Root Complex\n", "lspci", "gdrctl capture"),
+        ("CA 'mlx5_0'\n", "ibstat", "topo -m"),
+    ] {
+        let text = error(text.as_bytes());
+        assert!(text.contains(name) && text.contains(instead), "{text}");
+    }
+}
+
 #[test]
 fn what_is_known_of_no_input_says_what_was_tried() {
     let text = error(b"hello\n");

@@ -170,6 +170,25 @@ fn odd_elements_are_left_out_with_a_warning() {
     );
 }
 
+/// What is no address in the text is none in the answers: what stands for it inside is never shown.
+#[test]
+fn a_busid_that_is_no_address_is_null_for_programs() {
+    let snapshot = snapshot(read(
+        "<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"switch-a\" class=\"0x060400\">\
+         <pci busid=\"gpu-a\" class=\"0x030200\"><gpu/></pci><pci busid=\"nic-a\" class=\"0x020700\"><nic><net name=\"mlx5_0\"/></nic></pci>\
+         </pci></cpu></system>",
+    ));
+    let plan = plan(&snapshot, &PlanOptions::default());
+    assert_eq!((plan.gpus[0].bdf, plan.nics[0].bdf, plan.nics[0].card), (None, None, None));
+    assert_eq!(plan.gpus[0].nics[0].bdf, None);
+    assert_eq!(plan.gpus[0].assigned, ["mlx5_0"]);
+    assert_eq!(plan.gpus[0].nics[0].level, Some(Level::Pix), "its place is known all the same");
+    let topo = gdrd_topology::render::topo(&snapshot, &plan);
+    assert_eq!((topo.gpus[0].bdf, topo.nics[0].bdf, topo.nics[0].card), (None, None, None));
+    let json: serde_json::Value = serde_json::from_str(&plan.to_json()).unwrap();
+    assert!(json["gpus"][0]["bdf"].is_null() && json["gpus"][0]["nics"][0]["bdf"].is_null());
+}
+
 #[test]
 fn a_second_host_of_a_fused_text_is_left_out() {
     let host = read(

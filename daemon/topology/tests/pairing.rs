@@ -350,7 +350,16 @@ fn explanations_name_every_nic_once() {
     assert_eq!(why.winners.len() + why.losers.len(), 12);
     assert_eq!(why.winners[0].nic, "mlx5_0");
     assert_eq!(why.winners[0].bottleneck.as_ref().unwrap().hop, "mlx5_0:1");
-    assert_eq!(why.losers[0].why, "equally near, given to GPU0 so that each has its own share");
+    assert_eq!(
+        why.losers[0].why,
+        "equally near, given to GPU0 so that each has its own share; \
+         mlx5_0 meets this GPU deeper, at 0000:0a:00.0 below 0000:01:00.0"
+    );
+    assert!(
+        why.reason.ends_with("; mlx5_0 meets the GPU at the deepest common bridge, 0000:0a:00.0"),
+        "{}",
+        why.reason
+    );
     assert_eq!(why.losers[1].why, "SYS is farther than PXB of mlx5_0");
     assert!(explain(&snapshot, &PlanOptions::default(), None, "GPU8").is_err());
 }

@@ -40,8 +40,8 @@ pub(crate) fn run(global: &Global, options: &Explain) -> anyhow::Result<Outcome>
 }
 
 fn view(global: &Global, options: &Explain) -> anyhow::Result<View> {
-    if let Some(path) = &options.input.input {
-        return own(&source::own(path)?, &options.gpu);
+    if let Some(snapshot) = source::by_itself(&options.input)? {
+        return own(&snapshot, &options.gpu);
     }
     let question = async |client: Client| Ok((client.explain(&options.gpu).await?, client.topology().await?));
     match source::ask(global, question)? {
@@ -50,7 +50,7 @@ fn view(global: &Global, options: &Explain) -> anyhow::Result<View> {
             let bandwidth = bandwidth::of_gpu(&topology.snapshot().host, &topology.plan(), &answer.gpu);
             Ok(of_daemon(answer, bandwidth))
         }
-        None => own(&source::live()?, &options.gpu),
+        None => own(&source::live(&options.input)?, &options.gpu),
     }
 }
 
@@ -118,11 +118,12 @@ fn as_text(view: &View) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gdrd_topology::assemble::ReadOptions;
     use std::path::Path;
 
     #[test]
     fn every_nic_is_a_candidate_and_the_assigned_ones_come_first() {
-        let snapshot = source::own(Path::new("dgx-a100")).unwrap();
+        let snapshot = source::own(Path::new("dgx-a100"), &ReadOptions::default()).unwrap();
         let view = own(&snapshot, "gpu3").unwrap();
         assert_eq!(view.candidates.len(), snapshot.host.hcas.len());
         assert!(view.candidates[0].assigned && view.candidates.iter().all(|candidate| !candidate.reason.is_empty()));
@@ -131,7 +132,7 @@ mod tests {
 
     #[test]
     fn an_unknown_gpu_is_named() {
-        let snapshot = source::own(Path::new("dgx-a100")).unwrap();
+        let snapshot = source::own(Path::new("dgx-a100"), &ReadOptions::default()).unwrap();
         assert!(own(&snapshot, "GPU99").unwrap_err().to_string().contains("GPU99"));
     }
 }

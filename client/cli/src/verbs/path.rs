@@ -56,13 +56,13 @@ fn destination(to: &str) -> Destination {
 
 fn view(global: &Global, options: &PathTo) -> anyhow::Result<View> {
     let to = destination(&options.to);
-    if let Some(path) = &options.input.input {
-        return Ok(own(&source::own(path)?, &options.from, &to)?);
+    if let Some(snapshot) = source::by_itself(&options.input)? {
+        return Ok(own(&snapshot, &options.from, &to)?);
     }
     let request = v1::AdvisePathRequest { from: options.from.clone(), to: Some(wire(to.clone())) };
     match source::ask(global, async |client| client.advise_path(request.clone()).await)? {
         Some(answer) => Ok(of_daemon(answer)),
-        None => Ok(own(&source::live()?, &options.from, &to)?),
+        None => Ok(own(&source::live(&options.input)?, &options.from, &to)?),
     }
 }
 
@@ -131,10 +131,11 @@ fn as_text(view: &View) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gdrd_topology::assemble::ReadOptions;
     use std::path::Path;
 
     fn asked(from: &str, to: &str) -> Result<View, TopologyError> {
-        own(&source::own(Path::new("dgx-a100")).unwrap(), from, &destination(to))
+        own(&source::own(Path::new("dgx-a100"), &ReadOptions::default()).unwrap(), from, &destination(to))
     }
 
     #[test]

@@ -35,12 +35,14 @@ const SCHEMA: &str = "gdrd.place/v1";
 
 pub(crate) fn run(global: &Global, options: &Place) -> anyhow::Result<Outcome> {
     let view = view(global, options)?;
-    output::print(global.format, || json!(view), || as_text(&view))
+    output::print(global.format, || json!(view), || as_text(&view))?;
+    // A scheduler asks by the exit code alone.
+    Ok(if view.placements.is_empty() { Outcome::NothingFits } else { Outcome::Done })
 }
 
 fn view(global: &Global, options: &Place) -> anyhow::Result<View> {
-    if let Some(path) = &options.input.input {
-        return Ok(own(&source::own(path)?, options)?);
+    if let Some(snapshot) = source::by_itself(&options.input)? {
+        return Ok(own(&snapshot, options)?);
     }
     let request = v1::PlaceRequest {
         gpus: options.gpus,
@@ -54,7 +56,7 @@ fn view(global: &Global, options: &Place) -> anyhow::Result<View> {
     };
     match source::ask(global, async |client| client.place(request.clone()).await)? {
         Some(answer) => Ok(of_daemon(answer)),
-        None => Ok(own(&source::live()?, options)?),
+        None => Ok(own(&source::live(&options.input)?, options)?),
     }
 }
 
@@ -112,6 +114,7 @@ fn as_text(view: &View) -> String {
 mod tests {
     use super::*;
     use crate::args::Input;
+    use gdrd_topology::assemble::ReadOptions;
     use std::path::Path;
 
     fn placed(gpus: u32, exclude: &[&str]) -> Result<View, TopologyError> {
@@ -125,9 +128,9 @@ mod tests {
             same_switch: false,
             same_numa: false,
             max_results: 8,
-            input: Input { input: None },
+            input: Input::default(),
         };
-        own(&source::own(Path::new("dgx-a100")).unwrap(), &options)
+        own(&source::own(Path::new("dgx-a100"), &ReadOptions::default()).unwrap(), &options)
     }
 
     #[test]

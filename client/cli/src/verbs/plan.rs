@@ -111,12 +111,13 @@ fn row(gpu: &GpuPlan) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gdrd_topology::assemble::ReadOptions;
     use std::path::Path;
 
     fn dgx(nics: Option<&str>, max_level: Option<&str>) -> Plan {
         let pairing = Pairing { nics: nics.map(Into::into), max_level: max_level.map(Into::into) };
         let wishes = wishes(&pairing).unwrap().unwrap_or_default();
-        plan(&source::own(Path::new("dgx-a100")).unwrap(), &wishes)
+        plan(&source::own(Path::new("dgx-a100"), &ReadOptions::default()).unwrap(), &wishes)
     }
 
     #[test]
@@ -127,7 +128,7 @@ mod tests {
 
     #[test]
     fn what_the_links_waste_is_said_once_for_all_gpus_it_is_true_of() {
-        let host = source::own(Path::new("dgx-a100")).unwrap().host;
+        let host = source::own(Path::new("dgx-a100"), &ReadOptions::default()).unwrap().host;
         let text = bandwidth_text(&host, &dgx(None, None));
         let all = (0..8).map(|gpu| format!("GPU{gpu}")).collect::<Vec<_>>().join(",");
         assert!(text.contains(&format!("{all}: link of 252 Gbit/s against NICs of 200: 52")), "{text}");

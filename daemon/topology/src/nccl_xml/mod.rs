@@ -8,7 +8,7 @@ mod overlay;
 mod parse;
 mod whole;
 
-use crate::bdf::{Bdf, RootBus};
+use crate::bdf::{Bdf, INVENTED_DOMAINS, RootBus};
 use crate::link::LinkRate;
 use crate::model::{NumaId, NumaNode, NvLinkRemote, PciClass, RawHost, Upstream};
 
@@ -24,9 +24,9 @@ pub const MAX_XML_DEVICES: usize = 256;
 pub const MAX_XML_CPUS: usize = 256;
 
 /// Domain of the root buses that stand for `cpu` elements, which have no address.
-const CPU_DOMAIN: u32 = 0xffff_fffe;
+const CPU_DOMAIN: u32 = INVENTED_DOMAINS;
 /// Domain of the addresses given to elements that have none of their own.
-const INVENTED_DOMAIN: u32 = 0xffff_ffff;
+const INVENTED_DOMAIN: u32 = INVENTED_DOMAINS + 1;
 
 /// The topology that an XML text describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -142,11 +142,20 @@ impl Pairing<'_> {
         let users: Vec<String> =
             self.choice.users(nic).filter_map(|user| self.host.gpu(user)).map(|user| user.name.clone()).collect();
         let demotions = self.candidates.nic(nic).map(|candidate| candidate.demotion.reasons()).unwrap_or_default();
-        match (users.is_empty(), demotions.is_empty()) {
+        let why = match (users.is_empty(), demotions.is_empty()) {
             (false, _) => format!("equally near, given to {} so that each has its own share", users.join(", ")),
             (true, false) => format!("equally near, but it {}", demotions.join(" and ")),
             (true, true) => self.why_left_over(gpu, nic),
-        }
+        };
+        why + &self.meets_higher(gpu, nic).unwrap_or_default()
+    }
+
+    /// Of equals the one whose path meets the GPU's at the deeper bridge is taken, where the rest is equal too.
+    fn meets_higher(&self, gpu: GpuId, nic: HcaId) -> Option<String> {
+        let winner = *self.choice.of_gpu(gpu).first()?;
+        let (own, best) = (self.meeting(gpu, nic)?, self.meeting(gpu, winner)?);
+        let (higher, deeper) = own.bridge.zip(best.bridge).filter(|_| best.depth > own.depth)?;
+        Some(format!("; {} meets this GPU deeper, at {deeper} below {higher}", self.name(winner)))
     }
 
     fn why_left_over(&self, gpu: GpuId, nic: HcaId) -> String {

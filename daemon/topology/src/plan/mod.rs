@@ -14,6 +14,7 @@ mod wording;
 
 use std::collections::BTreeMap;
 
+use crate::bdf::Bdf;
 use crate::gdr::Gdr;
 use crate::level::Level;
 use crate::model::{GpuId, HcaId, Host, Snapshot};
@@ -146,7 +147,7 @@ impl<'a> Pairing<'a> {
         Some(GpuPlan {
             name: gpu.name.clone(),
             uuid: gpu.uuid().map(str::to_owned),
-            bdf: gpu.bdf,
+            bdf: shown(gpu.bdf),
             numa: gpu.numa,
             assigned: assigned.iter().map(|nic| self.name(*nic)).collect(),
             rail: assigned.first().and_then(|nic| self.rails.get(nic)).copied(),
@@ -170,7 +171,7 @@ impl<'a> Pairing<'a> {
         let hca = self.host.hca(nic)?;
         Some(PairPlan {
             name: hca.name.clone(),
-            bdf: hca.bdf,
+            bdf: shown(hca.bdf),
             level: self.host.gpu_hca_level(gpu, nic),
             gbps: self.host.gpu_hca_bottleneck(gpu, nic).map(|narrowest| round(narrowest.gbps)),
             gdr: self.gdr(gpu, nic),
@@ -198,14 +199,19 @@ impl<'a> Pairing<'a> {
         let users = (0..self.host.gpus.len()).map(GpuId).filter(|gpu| self.choice.of_gpu(*gpu).contains(&id));
         Some(NicPlan {
             name: hca.name.clone(),
-            bdf: hca.bdf,
+            bdf: shown(hca.bdf),
             numa: hca.numa,
-            card: hca.card,
+            card: shown(hca.card),
             rate_gbps: hca.rate_gbps(),
             ports: ports.collect(),
             gpus: users.filter_map(|gpu| self.host.gpu(gpu)).map(|gpu| gpu.name.clone()).collect(),
         })
     }
+}
+
+/// An address as the contract has it: what only stands for a place is none.
+fn shown(bdf: Option<Bdf>) -> Option<Bdf> {
+    bdf.filter(|bdf| !bdf.is_invented())
 }
 
 /// Rates print with at most two digits after the point.

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::acs::PeerAcs;
-use crate::level::Level;
+use crate::bdf::Bdf;
+use crate::level::{Level, Meeting};
 use crate::model::{GpuId, HcaId, HcaOrigin, Upstream};
 use crate::plan::Pairing;
 
@@ -71,6 +72,9 @@ impl Pairing<'_> {
                 words += &format!("; spread evenly over this GPU and {}", list(&rivals));
             }
         }
+        if let Some(bridge) = self.deeper_bridge(gpu, first, &equals) {
+            words += &format!("; {} meets the GPU at the deepest common bridge, {bridge}", self.name(first));
+        }
         let demoted = assigned.iter().filter_map(|nic| Some((*nic, self.candidates.nic(*nic)?.demotion.reasons())));
         for (nic, reasons) in demoted.filter(|(_, reasons)| !reasons.is_empty()) {
             words += &format!("; {} {}", self.name(nic), reasons.join(" and "));
@@ -79,6 +83,21 @@ impl Pairing<'_> {
             words += &format!("; {}", acs.reason);
         }
         words
+    }
+
+    /// Where the paths of a GPU and a NIC meet.
+    pub(super) fn meeting(&self, gpu: GpuId, nic: HcaId) -> Option<Meeting> {
+        let ends = self.host.gpu(gpu)?.bdf.zip(self.host.hca(nic)?.bdf)?;
+        self.host.meeting(ends.0, ends.1)
+    }
+
+    /// The bridge below which a NIC is nearer than others that count as its equals, if there is such a one.
+    fn deeper_bridge(&self, gpu: GpuId, nic: HcaId, equals: &[HcaId]) -> Option<Bdf> {
+        let depth = |nic: HcaId| self.meeting(gpu, nic).map(|meeting| meeting.depth);
+        let own = depth(nic)?;
+        let is_deepest = equals.iter().all(|other| depth(*other).is_none_or(|depth| depth <= own));
+        let is_told = equals.iter().any(|other| depth(*other).is_some_and(|depth| depth < own));
+        self.meeting(gpu, nic)?.bridge.filter(|_| is_deepest && is_told)
     }
 
     fn gpu_names(&self, gpus: BTreeSet<GpuId>) -> Vec<String> {

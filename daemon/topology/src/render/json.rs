@@ -104,8 +104,8 @@ pub fn topo(snapshot: &Snapshot, plan: &Plan) -> Topo {
         source: snapshot.source.clone(),
         name: host.name.clone(),
         numa_nodes: host.numa_nodes.clone(),
-        gpus: host.gpus.clone(),
-        nics: host.hcas.clone(),
+        gpus: host.gpus.iter().map(gpu).collect(),
+        nics: host.hcas.iter().map(nic).collect(),
         drives: host.drives.clone(),
         functions: functions.collect(),
         nvlinks: host.nvlinks.clone(),
@@ -114,6 +114,16 @@ pub fn topo(snapshot: &Snapshot, plan: &Plan) -> Topo {
         bandwidth: bandwidth::matches(host, plan),
         warnings: host.warnings.clone(),
     }
+}
+
+/// As the model has it, but for an address that only stands for a place.
+fn gpu(gpu: &Gpu) -> Gpu {
+    Gpu { bdf: gpu.bdf.filter(|bdf| !bdf.is_invented()), ..gpu.clone() }
+}
+
+fn nic(hca: &Hca) -> Hca {
+    let real = |bdf: Option<Bdf>| bdf.filter(|bdf| !bdf.is_invented());
+    Hca { bdf: real(hca.bdf), card: real(hca.card), ..hca.clone() }
 }
 
 fn levels(snapshot: &Snapshot) -> Levels {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{CELL_WIDTH, CHARACTER, GAP};
-use crate::bdf::{Bdf, RootBus};
+use crate::bdf::{Bdf, INVENTED_DOMAINS, RootBus};
 use crate::model::{Drive, Gpu, Hca, Host, NumaId, PciFunction, PciRole, PortState};
 
 /// Which row a device is in.
@@ -164,9 +164,6 @@ fn numa_without_tree(host: &Host, cell: &Cell) -> Option<NumaId> {
         CellKind::Drive => None,
     }
 }
-
-/// Domains of root buses that stand for those of an input without their addresses.
-const INVENTED_DOMAINS: u32 = 0xffff_fffe;
 
 /// Longest list of CPUs that a title holds.
 const CPU_CHARACTERS: usize = 28;
