@@ -47,7 +47,8 @@ fn rate(generation: u32, lanes: u8) -> Option<LinkRate> {
 fn sysfs_alone_knows_no_nvlinks_and_the_driver_adds_what_only_it_knows() {
     let machine = machine();
     let alone = read(&machine, None);
-    assert_eq!((alone.nvlink_kind(), alone.gpus[0].uuid()), (None, None));
+    assert_eq!((alone.nvlink_kind(), alone.gpus[0].memory_bytes.as_ref()), (None, None));
+    assert_eq!(alone.gpus[0].uuid(), machine.gpus[0].uuid(), "as the driver's files in /proc have it");
     let both = read(&machine, Some(told(&machine)));
     assert_eq!(both.nvlink_kind(), Some(NvLinkKind::Switched));
     assert_eq!(both.nvlinks_between(GpuId(0), GpuId(7)), 12);

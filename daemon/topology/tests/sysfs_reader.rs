@@ -7,9 +7,11 @@ use std::path::Path;
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::level::Level;
 use gdrd_topology::model::{Host, Snapshot};
+use gdrd_topology::plan::{PlanOptions, plan};
 use gdrd_topology::source::{SourceKind, Sourced};
 use gdrd_topology::sysfs::build::build;
-use gdrd_topology::{TopologyError, profile, read_input, read_root};
+use gdrd_topology::sysfs::capture::{Packed, capture, pack};
+use gdrd_topology::{TopologyError, profile, read_input, read_root, read_stream};
 use tempfile::TempDir;
 
 fn tree_of(host: &Host) -> TempDir {
@@ -94,6 +96,88 @@ fn bonds_sub_functions_soft_devices_and_unknown_places_survive_the_way_through_a
     assert_eq!(hca("mlx5_bond_0").bond.as_deref(), Some("bond0"));
     assert_eq!(hca("mlx5_bond_0").numa.unwrap().0, 8);
     assert_eq!(read.root_bus("10000:e1:00.0".parse().unwrap()), None);
+}
+
+/// A GB300 tray in small: each NIC hangs on a root of its own, and a data-direct function of it below the GPU's.
+const DATA_DIRECT: &str = "gdrd-host-profile 1
+numa 0 cpus=0-71
+numa 1 cpus=72-143
+root pci0000:00 numa=0
+pci 0000:00:00.0 10de:22b1 060400 pci0000:00 32x16
+pci 0000:03:00.0 15b3:1023 020700 0000:00:00.0 64x16
+root pci0010:00 numa=1
+pci 0010:00:00.0 10de:22b1 060400 pci0010:00 32x16
+pci 0010:03:00.0 15b3:1023 020700 0010:00:00.0 64x16
+root pci0006:00 numa=0
+pci 0006:00:00.0 10de:22b8 060400 pci0006:00 64x16
+pci 0006:01:00.0 15b3:197c 060400 0006:00:00.0 64x16
+pci 0006:02:00.0 15b3:197c 060400 0006:01:00.0 64x16
+pci 0006:02:01.0 15b3:197c 060400 0006:01:00.0 64x16
+pci 0006:03:00.0 10de:31c2 030200 0006:02:00.0 64x16
+pci 0006:04:00.0 15b3:2100 080000 0006:02:01.0 64x16
+root pci0016:00 numa=1
+pci 0016:00:00.0 10de:22b8 060400 pci0016:00 64x16
+pci 0016:01:00.0 15b3:197c 060400 0016:00:00.0 64x16
+pci 0016:02:00.0 15b3:197c 060400 0016:01:00.0 64x16
+pci 0016:02:01.0 15b3:197c 060400 0016:01:00.0 64x16
+pci 0016:03:00.0 10de:31c2 030200 0016:02:00.0 64x16
+pci 0016:04:00.0 15b3:2100 080000 0016:02:01.0 64x16
+hca mlx5_0 0000:03:00.0 data_direct=0006:04:00.0
+hca mlx5_1 0010:03:00.0 data_direct=0016:04:00.0
+port mlx5_0 1 ACTIVE InfiniBand 800
+port mlx5_1 1 ACTIVE InfiniBand 800
+gpu 0006:03:00.0 uuid=GPU-5f5e6a7b-1111-2222-3333-000000000001 dev=char:195:0
+gpu 0016:03:00.0 uuid=GPU-5f5e6a7b-1111-2222-3333-000000000002 dev=char:195:1
+";
+
+fn directs(host: &Host) -> Vec<Option<String>> {
+    host.hcas.iter().map(|hca| hca.data_direct.map(|bdf| bdf.to_string())).collect()
+}
+
+#[test]
+fn a_data_direct_function_is_known_by_the_vital_product_data_of_its_nic() {
+    let host = profile::snapshot(DATA_DIRECT, None, &ReadOptions::default()).unwrap().host;
+    let tree = tree_of(&host);
+    let snapshot = read(tree.path());
+    let right = vec![Some("0006:04:00.0".to_owned()), Some("0016:04:00.0".to_owned())];
+    assert_eq!(directs(&snapshot.host), right);
+    for (gpu, nic) in [("0006:03:00.0", "mlx5_0"), ("0016:03:00.0", "mlx5_1")] {
+        let ids = (snapshot.host.find_gpu(gpu).unwrap(), snapshot.host.find_hca(nic).unwrap());
+        assert_eq!(snapshot.host.gpu_hca_level(ids.0, ids.1), Some(Level::Pix), "by the better path");
+        assert_eq!(plan(&snapshot, &PlanOptions::default()).gpu(gpu).unwrap().assigned, [nic]);
+    }
+    let archive = pack(&capture(tree.path()).unwrap(), Packed::Plain).unwrap();
+    let again = read_stream(archive.as_slice(), Path::new("host.tar"), &ReadOptions::default()).unwrap().host;
+    assert_eq!(directs(&again), right, "a capture keeps it");
+    // Only root may read a VPD.
+    let vpd = "sys/bus/pci/devices/0006:04:00.0/vpd";
+    fs::remove_file(tree.path().join(vpd)).unwrap();
+    let without = read(tree.path()).host;
+    assert_eq!(directs(&without), [None, Some("0016:04:00.0".to_owned())]);
+    let warned = without.warnings.iter().any(|warning| warning.contains("0006:04:00.0") && warning.contains("VPD"));
+    assert!(warned, "{:?}", without.warnings);
+}
+
+#[test]
+fn uuids_and_device_nodes_come_from_the_files_of_the_driver() {
+    let host = profile::snapshot(DATA_DIRECT, None, &ReadOptions::default()).unwrap().host;
+    let tree = tree_of(&host);
+    let read_back = read(tree.path()).host;
+    let told = |host: &Host| -> Vec<_> {
+        host.gpus
+            .iter()
+            .map(|gpu| (gpu.uuid().map(str::to_owned), gpu.device_node.as_ref().map(|node| node.value)))
+            .collect()
+    };
+    assert_eq!(told(&read_back), told(&host));
+    assert_eq!(read_back.find_gpu("GPU-5f5e6a7b-1111-2222-3333-000000000002").unwrap().0, 1);
+    assert_eq!(read_back.gpus[0].uuid.as_ref().unwrap().source, SourceKind::Sysfs);
+    let archive = pack(&capture(tree.path()).unwrap(), Packed::Plain).unwrap();
+    assert!(!archive.windows(8).any(|window| window == b"5f5e6a7b"), "a capture names no GPU");
+    let again = read_stream(archive.as_slice(), Path::new("host.tar"), &ReadOptions::default()).unwrap().host;
+    let uuids: Vec<&str> = again.gpus.iter().filter_map(|gpu| gpu.uuid()).collect();
+    assert_eq!(uuids, ["GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"]);
+    assert_eq!(again.gpus[1].device_node.as_ref().unwrap().value.minor, 1);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A host written out as a sysfs tree, so that the real reader reads a described machine.
 //!
-//! What sysfs does not hold (GPU uuids, memory, NVLinks) is left out.
+//! What neither sysfs nor the NVIDIA driver's files in `/proc` hold (GPU memory, NVLinks) is left out.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use crate::bdf::Bdf;
 use crate::guid;
 use crate::link::{Link, LinkRate};
-use crate::model::{Drive, Gid, GidKind, Hca, HcaOrigin, Host, LinkLayer, Netdev, PciFunction, Port, Upstream};
-use crate::sysfs::config;
+use crate::model::{Drive, Gid, GidKind, Gpu, Hca, HcaOrigin, Host, LinkLayer, Netdev, PciFunction, Port, Upstream};
+use crate::sysfs::vpd::Vpd;
+use crate::sysfs::{config, driver};
 
 /// Writes `host` below `root` as `sys/` and `proc/`. The folder may exist, what is written must not.
 ///
@@ -37,6 +38,9 @@ pub fn build(host: &Host, root: &Path) -> io::Result<()> {
     }
     for drive in &host.drives {
         writer.drive(drive)?;
+    }
+    for gpu in &host.gpus {
+        writer.gpu(gpu)?;
     }
     for name in &host.peer_memory_modules {
         writer.folder(&format!("sys/module/{}", single(name)?))?;
@@ -154,6 +158,7 @@ impl Writer<'_> {
             HcaOrigin::Soft { netdev } => (self.device_folder(None, "infiniband", &hca.name)?, netdev.clone()),
             _ => (self.hardware_hca(hca)?, None),
         };
+        self.vpd(hca)?;
         if let Some(parent) = parent {
             self.file(&format!("{path}/parent"), parent)?;
         }
@@ -180,6 +185,23 @@ impl Writer<'_> {
         self.folder(&path)?;
         self.link(&format!("sys/class/infiniband/{}", hca.name), &path)?;
         Ok(path)
+    }
+
+    /// The VPD by which a NIC and its data-direct function are known to be one.
+    fn vpd(&self, hca: &Hca) -> io::Result<()> {
+        let Some((bdf, direct)) = hca.bdf.zip(hca.data_direct) else { return Ok(()) };
+        let vpd = Vpd { serial: None, vuid: Some(format!("{bdf}MLNX{direct}")) }.to_bytes();
+        [bdf, direct].iter().try_for_each(|end| fs::write(self.root.join(format!("{}/vpd", self.path_of(*end))), &vpd))
+    }
+
+    fn gpu(&self, gpu: &Gpu) -> io::Result<()> {
+        let Some(bdf) = gpu.bdf.filter(|_| gpu.uuid.is_some() || gpu.device_node.is_some()) else { return Ok(()) };
+        let folder = format!("{}/{bdf}", driver::GPUS);
+        self.folder(&folder)?;
+        let mut lines = vec![format!("Bus Location: \t {bdf}")];
+        lines.extend(gpu.uuid().map(|uuid| format!("GPU UUID: \t {uuid}")));
+        lines.extend(gpu.device_node.as_ref().map(|node| format!("Device Minor: \t {}", node.value.minor)));
+        self.file(&format!("{folder}/information"), lines.join("\n"))
     }
 
     fn port(&self, hca: &str, port: &Port) -> io::Result<()> {

@@ -8,6 +8,7 @@ pub mod build;
 pub mod capture;
 mod config;
 mod disk;
+mod driver;
 mod fabric;
 mod memory;
 mod others;
@@ -15,6 +16,7 @@ mod pci;
 mod place;
 mod rdma;
 mod tree;
+mod vpd;
 
 use std::path::Path;
 
@@ -41,6 +43,8 @@ fn facts(tree: &Tree, source: SourceKind) -> Result<RawHost, TopologyError> {
     raw.functions = pci::read(tree, source)?;
     raw.kernel = others::kernel(tree, &raw.functions);
     raw.hcas = rdma::read(tree)?;
+    vpd::link(tree, &raw.functions, raw.hcas.as_deref_mut().unwrap_or_default());
+    raw.gpus = driver::gpus(tree);
     raw.netdevs = others::netdevs(tree, source);
     raw.drives = others::drives(tree, source);
     raw.peer_memory_modules = others::peer_memory_modules(tree);

@@ -182,8 +182,8 @@ fn content<R: Read>(entry: &mut Entry<'_, R>, path: &[&str]) -> Result<Vec<u8>, 
     let limit = if is_table { MAX_TABLE_BYTES } else { MAX_FILE_BYTES + 1 };
     let mut bytes = Vec::new();
     entry.take(u64::try_from(limit).unwrap_or(u64::MAX)).read_to_end(&mut bytes)?;
-    if path.last() == Some(&"config") {
-        // Of configuration space, which is no text, the zeros count.
+    if matches!(path.last(), Some(&("config" | "vpd"))) {
+        // Of configuration space and VPD, which are no text, the zeros count.
         return Ok(bytes);
     }
     // sysfs says that each attribute has a page, so tar fills up what it read with zeros.

@@ -8,10 +8,11 @@ use super::{Copier, Entry};
 use crate::bdf::Bdf;
 use crate::error::TopologyError;
 use crate::model::PciClass;
-use crate::sysfs::fabric;
 use crate::sysfs::pci::device_path;
 use crate::sysfs::place::steps;
 use crate::sysfs::tree::{MAX_ENTRIES, Tree};
+use crate::sysfs::vpd::Vpd;
+use crate::sysfs::{driver, fabric};
 
 const PCI: &str = "sys/bus/pci/devices";
 /// Attributes of a function. `resource` holds where its BARs are and how large they are.
@@ -41,7 +42,12 @@ const MODULES: [&str; 5] = ["nvidia_peermem", "nv_peer_mem", "amdgpu", "nvidia",
 
 /// Functions that lead to GPUs, NICs and drives, or are such: the hundreds of others of a host are left out.
 pub(super) fn functions(copier: &mut Copier<'_>) -> Result<(), TopologyError> {
-    for name in copier.tree.list(PCI)?.unwrap_or_default() {
+    let names = copier.tree.list(PCI)?.unwrap_or_default();
+    let id = |name: &String, file: &str| copier.tree.quiet_text(&format!("{PCI}/{name}/{file}"));
+    let has_data_direct = names
+        .iter()
+        .any(|name| id(name, "device").as_deref() == Some("0x2100") && id(name, "vendor").as_deref() == Some("0x15b3"));
+    for name in names {
         let entry = format!("{PCI}/{name}");
         let Ok(bdf) = name.parse::<Bdf>() else { continue };
         let target = copier.tree.target(&entry);
@@ -53,6 +59,9 @@ pub(super) fn functions(copier: &mut Copier<'_>) -> Result<(), TopologyError> {
             copier.link_to(&entry, &target);
         }
         function(copier, &folder, bdf);
+        if has_data_direct {
+            vital_product_data(copier, &folder);
+        }
     }
     copier.folder("sys/bus/pci");
     Ok(())
@@ -101,6 +110,37 @@ fn function(copier: &mut Copier<'_>, folder: &str, bdf: Bdf) {
     }
     let kept = redact(&space, &mut copier.names);
     copier.put(&path, Entry::File(without_trailing_zeros(kept)));
+}
+
+/// What NICs and their data-direct functions are joined by, with the serial numbers in it replaced.
+fn vital_product_data(copier: &mut Copier<'_>, folder: &str) {
+    let is_nic = copier.tree.quiet_text(&format!("{folder}/vendor")).is_some_and(|vendor| vendor == "0x15b3");
+    let Some(vpd) = is_nic.then(|| Vpd::read(copier.tree, folder)).flatten() else { return };
+    let serial = vpd.serial.as_deref().map(|serial| copier.names.word("serial", serial));
+    let vuid = vpd.vuid.as_deref().map(|vuid| match (&vpd.serial, &serial) {
+        (Some(old), Some(new)) if vuid.starts_with(old.as_str()) => vuid.replacen(old.as_str(), new, 1),
+        _ => copier.names.word("vuid", vuid),
+    });
+    copier.put(&format!("{folder}/vpd"), Entry::File(Vpd { serial, vuid }.to_bytes()));
+}
+
+/// What the NVIDIA driver tells of its GPUs, their UUIDs replaced.
+pub(super) fn driver(copier: &mut Copier<'_>) {
+    for name in copier.tree.list_or_warn(driver::GPUS) {
+        let path = format!("{}/{name}/information", driver::GPUS);
+        let kept = |line: &str| {
+            let (key, value) = line.split_once(':')?;
+            match key.trim() {
+                "Model" | "Bus Location" | "Device Minor" => Some(line.to_owned()),
+                "GPU UUID" if value.contains("GPU-") && !value.contains('?') => {
+                    Some(format!("{key}: \t {}", copier.names.gpu_uuid(value.trim())))
+                }
+                _ => None,
+            }
+        };
+        let lines: Vec<String> = copier.tree.table(&path).iter().map(String::as_str).filter_map(kept).collect();
+        copier.file(&path, &lines.join("\n"));
+    }
 }
 
 /// The end of the space that is zero anyway says nothing; a header stays whole.

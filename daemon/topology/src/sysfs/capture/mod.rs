@@ -53,6 +53,7 @@ pub fn capture(root: &Path) -> Result<Capture, TopologyError> {
     devices::nodes(&mut copier);
     devices::modules(&mut copier);
     devices::proc(&mut copier);
+    devices::driver(&mut copier);
     let mut capture = copier.capture;
     capture.warnings = tree.take_warnings();
     Ok(capture)

@@ -15,6 +15,7 @@ const HOST_NAME: &str = "captured-host";
 pub(super) struct Pseudonyms {
     host: Vec<String>,
     guids: BTreeMap<u64, u64>,
+    gpus: BTreeMap<String, u64>,
     macs: BTreeMap<u64, u64>,
     subnets_v4: BTreeMap<u32, u32>,
     subnets_v6: BTreeMap<u64, u64>,
@@ -43,6 +44,12 @@ impl Pseudonyms {
         }
         let card = number(&mut self.guids, guid >> 8) & 0x00ff_ffff_ffff;
         0x0200_0000_0000_0000 | card << 8 | guid & 0xff
+    }
+
+    /// A GPU's UUID, as one that counts.
+    pub(super) fn gpu_uuid(&mut self, uuid: &str) -> String {
+        let number = number(&mut self.gpus, uuid.to_owned());
+        format!("GPU-00000000-0000-0000-0000-{number:012x}")
     }
 
     /// A text of four groups, `0200:0000:0001:00a0`, or with `0x`; anything else as a whole.
