@@ -4,20 +4,21 @@
 
 use std::io::Read as _;
 use std::os::linux::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use gdrd_cuda::{Launch, PoolConfig, ProcessLauncher, ServedGpu, WorkerPool};
-use gdrd_hal::{DeviceNumber, GpuFact, GpuFacts, GpuMemoryError, GpuUuid};
+use gdrd_hal::{DeviceNumber, GpuFact, GpuFacts, GpuHealth, GpuMemoryError, GpuUuid};
 use gdrd_nvml::Report;
 use gdrd_topology::model::DriverFacts;
 use gdrd_topology::source::SourceKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::config::GpuKeys;
+use crate::health::Health;
 use crate::worker::Probe;
 
 /// Longest report that is read: a GPU takes about 1 KiB.
@@ -30,6 +31,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct NvmlFacts {
     program: PathBuf,
     last: Mutex<Report>,
+    /// What was heard in between.
+    pub(crate) health: Arc<Health>,
 }
 
 /// The GPUs that this machine has, with the workers to serve them.
@@ -52,17 +55,29 @@ pub(crate) fn find(keys: &GpuKeys) -> anyhow::Result<Gpus> {
     for (gpu, reason) in served.iter().filter_map(|gpu| Some((&gpu.uuid, gpu.skipped.as_ref()?))) {
         tracing::warn!(%gpu, %reason, "a gpu is not served");
     }
+    let health = Arc::new(Health::default());
     let pool = cuda.map(|()| {
-        let arguments = ["worker", "serve", "--idle-s", &keys.worker_idle_s.to_string()].map(Into::into).to_vec();
-        let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher { program: program.clone(), arguments });
-        let call_timeout = Duration::from_secs(keys.call_timeout_s);
-        Arc::new(WorkerPool::new(served, &launcher, PoolConfig { call_timeout, ..PoolConfig::default() }))
+        let pool = Arc::new(pool_of(served, &program, &health, keys));
+        health.serve(Arc::downgrade(&pool));
+        pool
     });
-    Ok(Gpus { facts: Arc::new(NvmlFacts { program, last: Mutex::new(report) }), pool })
+    Ok(Gpus { facts: Arc::new(NvmlFacts { program, last: Mutex::new(report), health }), pool })
+}
+
+fn pool_of(served: Vec<ServedGpu>, program: &Path, health: &Arc<Health>, keys: &GpuKeys) -> WorkerPool {
+    let health = Arc::clone(health);
+    let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher {
+        program: program.to_owned(),
+        arguments: ["worker", "serve", "--idle-s", &keys.worker_idle_s.to_string()].map(Into::into).to_vec(),
+        host_arguments: vec!["--watch".into()],
+        listener: Some(Arc::new(move |gpu, line| health.hear(gpu, line))),
+    });
+    let call_timeout = Duration::from_secs(keys.call_timeout_s);
+    WorkerPool::new(served, &launcher, PoolConfig { call_timeout, ..PoolConfig::default() })
 }
 
 /// Runs the probe as a process of its own.
-fn probe(program: &std::path::Path) -> anyhow::Result<Probe> {
+fn probe(program: &Path) -> anyhow::Result<Probe> {
     let mut child = Command::new(program)
         .args(["worker", "probe"])
         .stdin(Stdio::null())
@@ -100,7 +115,13 @@ impl GpuFacts for NvmlFacts {
             reason: format!("{error:#}"),
         })?;
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = report.clone();
-        Ok(facts_of(&report))
+        let mut facts = facts_of(&report);
+        for fact in &mut facts {
+            if let Some(reason) = self.health.lost(&fact.uuid) {
+                fact.health = GpuHealth::Lost(reason);
+            }
+        }
+        Ok(facts)
     }
 }
 
@@ -114,11 +135,12 @@ fn device_number(minor: u32) -> Option<DeviceNumber> {
     Some(DeviceNumber { major: rustix::fs::major(rdev), minor: rustix::fs::minor(rdev) })
 }
 
-/// A report as the topology merges it.
-pub(crate) fn driver_facts(report: &Report) -> DriverFacts {
+/// A report as the topology merges it, and what was heard since.
+pub(crate) fn driver_facts(nvml: &NvmlFacts) -> DriverFacts {
+    let report = nvml.report();
     DriverFacts {
         source: SourceKind::Nvml,
-        gpus: facts_of(report).iter().map(GpuFact::for_topology).collect(),
-        warnings: report.warnings.clone(),
+        gpus: facts_of(&report).iter().map(GpuFact::for_topology).collect(),
+        warnings: report.warnings.into_iter().chain(nvml.health.warnings()).collect(),
     }
 }

@@ -49,6 +49,16 @@ pub(crate) struct Machine {
     sim_hcas: Vec<String>,
 }
 
+impl Machine {
+    /// Returns when its GPU driver has reported something; never without one. Cancel-safe.
+    pub(crate) async fn news(&self) {
+        match &self.nvml {
+            Some(nvml) => nvml.health.news().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
 /// What was chosen.
 #[derive(Debug)]
 pub(crate) struct Chosen {
@@ -230,7 +240,7 @@ fn absent(reason: &str) -> impl Iterator<Item = Backend> {
 /// # Errors
 /// When it cannot be read.
 pub(crate) fn read(origin: &Origin, options: &ReadOptions, machine: &Machine) -> anyhow::Result<Snapshot> {
-    let driver = machine.nvml.as_ref().map(|nvml| gpus::driver_facts(&nvml.report()));
+    let driver = machine.nvml.as_ref().map(|nvml| gpus::driver_facts(nvml));
     let options = ReadOptions { driver, ..options.clone() };
     match origin {
         Origin::Simulated => bail!("a simulated host is read once"),

@@ -6,6 +6,7 @@ mod config;
 mod daemon;
 mod gpus;
 mod hardware;
+mod health;
 mod logging;
 mod notify;
 mod rescan;

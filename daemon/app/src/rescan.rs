@@ -1,4 +1,5 @@
-//! Keeps an eye on the host: reads it again at each interval, and puts what has changed in force.
+//! Keeps an eye on the host: reads it again at each interval, and when the GPU driver reports something, and puts what has
+//! changed in force.
 
 use std::time::Duration;
 
@@ -29,12 +30,30 @@ pub(crate) struct Rescan {
 impl Rescan {
     /// Runs for ever; wakes for nothing where the host cannot change or nobody wants it read.
     pub(crate) async fn run(self) {
-        if self.origin == Origin::Simulated || self.interval.is_zero() {
+        if self.origin == Origin::Simulated {
             return std::future::pending().await;
         }
         loop {
-            tokio::time::sleep(self.interval).await;
+            tokio::select! {
+                () = self.interval() => {}
+                () = self.machine.news() => self.refresh_gpus().await,
+            }
             self.once().await;
+        }
+    }
+
+    async fn interval(&self) {
+        if self.interval.is_zero() {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(self.interval).await;
+    }
+
+    /// Has the engine ask which GPUs are lost.
+    async fn refresh_gpus(&self) {
+        let engine = self.engine.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || engine.refresh_gpus()).await {
+            warn!(%error, "the gpu driver was not asked");
         }
     }
 

@@ -21,6 +21,10 @@ pub(crate) enum WorkerCommand {
         /// End after this long without a request, seconds
         #[arg(long)]
         idle_s: u64,
+
+        /// Print Xid and ECC errors of the GPU as they come; holds the device files of all GPUs
+        #[arg(long)]
+        watch: bool,
     },
     /// Print what NVML says and whether libcuda is there, as JSON, and end
     Probe,
@@ -37,14 +41,23 @@ pub(crate) struct Probe {
 
 pub(crate) fn run(command: &WorkerCommand) -> ExitCode {
     match command {
-        WorkerCommand::Serve { gpu, idle_s } => serve_gpu(gpu, Duration::from_secs(*idle_s)),
+        WorkerCommand::Serve { gpu, idle_s, watch } => serve_gpu(gpu, Duration::from_secs(*idle_s), *watch),
         WorkerCommand::Probe => probe(),
     }
 }
 
-fn serve_gpu(gpu: &str, idle: Duration) -> ExitCode {
+fn serve_gpu(gpu: &str, idle: Duration, watch: bool) -> ExitCode {
     let stdin = std::io::stdin();
-    match serve(stdin.as_fd(), idle, || CudaDevice::open(gpu)) {
+    let open = || {
+        let opened = CudaDevice::open(gpu)?;
+        // Once the device is there: the two would wait for each other's locks in the driver.
+        if watch {
+            let gpu = gpu.to_owned();
+            std::thread::spawn(move || watch_gpu(&gpu));
+        }
+        Ok(opened)
+    };
+    match serve(stdin.as_fd(), idle, open) {
         End::HungUp | End::Idle => ExitCode::SUCCESS,
         // The daemon has it as well, and logs it with the call that it was for.
         End::Spoilt(_) => ExitCode::FAILURE,
@@ -52,6 +65,17 @@ fn serve_gpu(gpu: &str, idle: Duration) -> ExitCode {
             eprintln!("gdrd worker of {gpu}: {end:?}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Prints the events of the GPU until the process ends or nobody reads.
+fn watch_gpu(gpu: &str) {
+    let watched = gdrd_nvml::watch(None, gpu, |event| {
+        let line = serde_json::to_string(event).unwrap_or_default();
+        writeln!(std::io::stdout(), "{line}").is_ok()
+    });
+    if let Err(error) = watched {
+        eprintln!("gdrd worker of {gpu}: {error}");
     }
 }
 

@@ -94,10 +94,20 @@ impl Topology {
         &self.options
     }
 
-    /// Puts a new reading in force, as the next generation, unless it shows what is known already.
+    /// Puts a new reading in force, as the next generation, unless it shows what is known already. Warnings that come and
+    /// go make no generation and wake nobody, but whoever asks is told the latest.
     pub fn update(&self, mut snapshot: Snapshot) -> Change {
         let before = self.current();
         if before.snapshot.host.is_same_as(&snapshot.host) {
+            if before.snapshot.host.warnings != snapshot.host.warnings {
+                snapshot.generation = before.generation();
+                let plan = replan(&before.plan, &snapshot, &self.options).plan;
+                let view = Arc::new(View::new(snapshot, plan));
+                self.current.send_if_modified(|current| {
+                    *current = view;
+                    false
+                });
+            }
             return Change::None;
         }
         snapshot.generation = before.generation() + 1;
@@ -119,6 +129,19 @@ mod tests {
     fn topology() -> Topology {
         let snapshot = profile::builtin("dgx-a100").expect("a built-in profile");
         Topology::new(snapshot, PlanOptions::default())
+    }
+
+    #[test]
+    fn new_warnings_are_told_to_who_asks_and_wake_nobody() {
+        let topology = topology();
+        let watcher = topology.subscribe();
+        let mut snapshot = profile::builtin("dgx-a100").expect("a built-in profile");
+        snapshot.host.warnings.push("GPU-1: xid 31 since gdrd started".to_owned());
+        assert_eq!(topology.update(snapshot), Change::None);
+        let view = topology.current();
+        assert_eq!(view.generation(), 1);
+        assert!(view.plan().warnings.iter().any(|warning| warning.contains("xid 31")));
+        assert!(!watcher.has_changed().expect("it is open"));
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl Host {
     /// A pool of workers of the daemon's binary.
     pub(crate) fn pool(&self, idle_s: u64) -> WorkerPool {
         let arguments = ["worker", "serve", "--idle-s", &idle_s.to_string()].map(Into::into).to_vec();
-        let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher { program: self.daemon.clone(), arguments });
+        let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher::new(self.daemon.clone(), arguments));
         let served = vec![ServedGpu { uuid: self.uuid(), skipped: None }];
         WorkerPool::new(served, &launcher, PoolConfig::default())
     }

@@ -2,13 +2,15 @@
 //! not real, with two GPUs. It proves the way through daemon, workers and clients, and the checks themselves; nothing about
 //! a real driver.
 
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
+use gdrd_client::{AcquireOptions, Client, ClientOptions, RuntimeDir};
 use gdrd_fake_driver::{FakeDriver, FakeGpu};
 use gdrd_harness::binary;
 use gdrd_topology::profile;
 use gdrd_topology::sysfs::build::build;
+use tempfile::TempDir;
 
 /// A host with GPUs at the addresses of the fake's.
 fn write_tree(root: &Path, gpus: &[u8]) {
@@ -21,37 +23,142 @@ fn write_tree(root: &Path, gpus: &[u8]) {
     build(&snapshot.host, root).expect("a tree can be written");
 }
 
-/// Runs checks, and returns what they printed once they have all passed.
-fn run(filters: &[&str]) -> String {
-    let folder = tempfile::tempdir().expect("a folder");
-    let driver = FakeDriver::install(folder.path(), &[FakeGpu::switched(6), FakeGpu::switched(7)]).expect("laid in");
-    let root = folder.path().join("root");
-    std::fs::create_dir(&root).expect("a folder");
-    write_tree(&root, &[6, 7]);
-    let path = std::env::var("PATH").unwrap_or_default();
-    let output = Command::new(env!("CARGO_BIN_EXE_gdrd-device-test"))
-        .args(filters)
-        .arg("--gdrd")
-        .arg(binary("gdrd"))
-        .arg("--sysfs-root")
-        .arg(&root)
-        .env("LD_LIBRARY_PATH", driver.library_path())
-        .env("PATH", format!("{}:{path}", driver.library_path().display()))
-        .output()
-        .expect("it runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let passed = text.lines().filter(|line| line.starts_with("ok ")).count();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(passed >= filters.len(), "{passed} checks for {filters:?}:\n{text}");
-    text
+/// A fake driver with two GPUs, and the tree that has them.
+struct Machine {
+    _folder: TempDir,
+    driver: FakeDriver,
+    root: PathBuf,
+}
+
+impl Machine {
+    fn new(gpus: &[FakeGpu]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let driver = FakeDriver::install(folder.path(), gpus).expect("laid in");
+        let root = folder.path().join("root");
+        std::fs::create_dir(&root).expect("a folder");
+        write_tree(&root, &[6, 7]);
+        Self { _folder: folder, driver, root }
+    }
+
+    /// A program that finds the driver.
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = Command::new(program);
+        command
+            .env("LD_LIBRARY_PATH", self.driver.library_path())
+            .env("PATH", format!("{}:{path}", self.driver.library_path().display()));
+        command
+    }
+
+    /// Runs checks, all of which pass.
+    fn check(&self, filters: &[&str]) {
+        let output = self
+            .command(env!("CARGO_BIN_EXE_gdrd-device-test"))
+            .args(filters)
+            .arg("--gdrd")
+            .arg(binary("gdrd"))
+            .arg("--sysfs-root")
+            .arg(&self.root)
+            .output()
+            .expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let passed = text.lines().filter(|line| line.starts_with("ok ")).count();
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(passed >= filters.len(), "{passed} checks for {filters:?}:\n{text}");
+    }
+
+    /// A daemon that serves its GPUs.
+    fn daemon(&self, config: &str) -> Daemon {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("gdrd.toml");
+        std::fs::write(&file, format!("gpu_proof = \"none\"\n{config}")).expect("a file can be written");
+        let mut command = self.command(binary("gdrd"));
+        command.args(["--sim-hca", "2", "--log", "error", "--sysfs-root"]).arg(&self.root);
+        command.arg("--config").arg(file).arg("--runtime-dir").arg(folder.path().join("run")).stdin(Stdio::null());
+        Daemon { child: command.spawn().expect("it starts"), folder }
+    }
+}
+
+struct Daemon {
+    child: Child,
+    folder: TempDir,
+}
+
+impl Daemon {
+    async fn connect(&self) -> Client {
+        loop {
+            let options = ClientOptions::default().runtime_dir(RuntimeDir::new(self.folder.path().join("run")));
+            if let Ok(client) = options.connect().await {
+                return client;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn two_switched() -> Machine {
+    Machine::new(&[FakeGpu::switched(6), FakeGpu::switched(7)])
 }
 
 #[test]
 fn leased_memory_is_used_from_another_gpu() {
-    run(&["read and written from another", "opened to a peer"]);
+    two_switched().check(&["read and written from another", "opened to a peer"]);
 }
 
 #[test]
 fn drains_and_killed_workers_give_all_memory_back() {
-    run(&["drain frees the device", "content outlive a worker", "closed give all memory back"]);
+    two_switched().check(&["drain frees the device", "content outlive a worker", "closed give all memory back"]);
+}
+
+#[tokio::test]
+async fn a_gpu_whose_driver_reports_a_fatal_xid_is_lost_and_no_other_is() {
+    let machine = two_switched();
+    let daemon = machine.daemon("[topology]\nrescan_interval_s = 0\n");
+    let client = daemon.connect().await;
+    let session = client.open_session("xid").await.expect("a session");
+    let lease = |gpu: &str| session.acquire(AcquireOptions::on_gpu(gpu, 2 << 20));
+    let (kept, _other) = (lease("GPU0").await.expect("memory"), lease("GPU1").await.expect("memory"));
+    machine.driver.raise_xid(0, 79).expect("the folder is writable");
+    let error = loop {
+        match lease("GPU0").await {
+            Ok(buffer) => buffer.release().await.expect("it is held"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.reason(), Some("DEVICE_LOST"), "{error}");
+    lease("GPU1").await.expect("the other gpu serves");
+    // What was lent on it is revoked, and the topology says why, without a rescan at an interval.
+    let told = loop {
+        let plan = client.topology().await.expect("a topology").plan.unwrap_or_default();
+        if let Some(told) = plan.warnings.iter().find(|warning| warning.contains("xid 79")) {
+            break told.clone();
+        }
+        tokio::task::yield_now().await;
+    };
+    assert!(told.contains(kept.gpu_uuid()), "{told}");
+    // An administrator resumes it once it was reset.
+    client.drain("GPU0", false).await.expect("root drains");
+    client.drain("GPU0", true).await.expect("root resumes");
+    lease("GPU0").await.expect("it serves again");
+}
+
+#[tokio::test]
+async fn gpus_that_cannot_be_served_are_told_and_skipped() {
+    let machine = Machine::new(&[FakeGpu::switched(6).word("mode=3"), FakeGpu::switched(7)]);
+    let daemon = machine.daemon("");
+    let client = daemon.connect().await;
+    let status = client.status().await.expect("a status");
+    let cuda = status.backends.iter().find(|backend| backend.name == "cuda").expect("a backend");
+    assert!(cuda.present && cuda.reason.contains("1 of 2"), "{cuda:?}");
+    let session = client.open_session("modes").await.expect("a session");
+    let refused = session.acquire(AcquireOptions::on_gpu("GPU0", 2 << 20)).await.expect_err("it is exclusive");
+    assert!(refused.to_string().contains("exclusive"), "{refused}");
+    session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect("the other gpu serves");
 }

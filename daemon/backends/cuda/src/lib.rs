@@ -24,6 +24,6 @@ pub mod worker;
 
 pub use device::{Device, DeviceError, DeviceErrorKind, DeviceFacts, DeviceMemory, Exported, Place};
 pub use driver::CudaDevice;
-pub use launch::{Launch, ProcessLauncher, WorkerExit, WorkerHandle};
+pub use launch::{Launch, Listener, ProcessLauncher, Scope, WorkerExit, WorkerHandle};
 pub use pool::{GRANULARITY_BYTES, PoolConfig, ServedGpu, WorkerPool};
 pub use staging::Staging;

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::allocation::{Allocation, Bytes, FileId, Memory, file_id};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::launch::{Launch, WorkerHandle};
+use crate::launch::{Launch, Scope, WorkerHandle};
 use crate::protocol::{ReceiveError, Reply, Request, receive, send};
 
 /// Granularity of CUDA's virtual memory management on every GPU so far; a worker whose driver says otherwise does not
@@ -91,12 +92,15 @@ impl WorkerPool {
     /// A pool for these GPUs. Starts no worker.
     #[must_use]
     pub fn new(gpus: Vec<ServedGpu>, launcher: &Arc<dyn Launch>, config: PoolConfig) -> Self {
+        let drained = Arc::new(AtomicUsize::new(0));
         let slot = |gpu: ServedGpu| {
             Arc::new(Slot {
                 gpu: gpu.uuid,
                 skipped: gpu.skipped,
                 launcher: Arc::clone(launcher),
                 config,
+                drained: Arc::clone(&drained),
+                lost: Mutex::default(),
                 state: Mutex::default(),
             })
         };
@@ -113,6 +117,19 @@ impl WorkerPool {
         let memory = Arc::new(Memory::new(slot, &self.known, len_bytes, fds, at));
         self.known.insert(&memory);
         Box::new(Allocation(memory))
+    }
+
+    /// Serves a GPU no more, since something was heard of it, until it is resumed. Its worker ends at the next call.
+    pub fn lose(&self, gpu: &GpuUuid, reason: &str) {
+        if let Ok(slot) = self.slot(gpu) {
+            lock(&slot.lost).get_or_insert_with(|| reason.to_owned());
+        }
+    }
+
+    /// Why a GPU is served no more, after [`WorkerPool::lose`].
+    #[must_use]
+    pub fn lost(&self, gpu: &GpuUuid) -> Option<String> {
+        lock(&self.slot(gpu).ok()?.lost).clone()
     }
 
     fn slot(&self, gpu: &GpuUuid) -> Result<&Arc<Slot>, GpuMemoryError> {
@@ -164,14 +181,21 @@ impl GpuMemory for WorkerPool {
 
     fn drain(&self, gpu: &GpuUuid) -> Result<(), GpuMemoryError> {
         let slot = self.slot(gpu)?;
-        let mut state = lock(&slot.state);
-        state.drained = true;
-        state.stop();
+        // Before the others are looked at, so that what they start from here on holds nothing of this one.
+        slot.set_drained(true);
+        for other in &self.slots {
+            let mut state = lock(&other.state);
+            if Arc::ptr_eq(slot, other) || state.worker.as_ref().is_some_and(|worker| worker.scope == Scope::Host) {
+                state.stop();
+            }
+        }
         Ok(())
     }
 
     fn resume(&self, gpu: &GpuUuid) -> Result<(), GpuMemoryError> {
-        lock(&self.slot(gpu)?.state).drained = false;
+        let slot = self.slot(gpu)?;
+        slot.set_drained(false);
+        lock(&slot.lost).take();
         Ok(())
     }
 }
@@ -188,6 +212,10 @@ pub(crate) struct Slot {
     skipped: Option<String>,
     launcher: Arc<dyn Launch>,
     config: PoolConfig,
+    /// How many GPUs of the pool are drained.
+    drained: Arc<AtomicUsize>,
+    /// What was heard of it that ends its service.
+    lost: Mutex<Option<String>>,
     state: Mutex<State>,
 }
 
@@ -219,6 +247,7 @@ pub(crate) struct Worker {
     handle: Box<dyn WorkerHandle>,
     /// Counts workers of the GPU: numbers of allocations are good for one worker only.
     pub(crate) epoch: u64,
+    scope: Scope,
     call_timeout: Duration,
 }
 
@@ -307,6 +336,10 @@ impl Slot {
         if state.drained {
             return Err(Failure::Unavailable("it is drained".to_owned()));
         }
+        if let Some(reason) = lock(&self.lost).clone() {
+            state.stop();
+            return Err(Failure::Unavailable(reason));
+        }
         let worker = match state.worker.take() {
             Some(worker) => worker,
             None => {
@@ -317,17 +350,31 @@ impl Slot {
         Ok(state.worker.insert(worker))
     }
 
+    fn set_drained(&self, drained: bool) {
+        let mut state = lock(&self.state);
+        if state.drained != drained {
+            state.drained = drained;
+            if drained {
+                self.drained.fetch_add(1, Ordering::AcqRel);
+            } else {
+                self.drained.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
     fn launch(&self, epoch: u64) -> Result<Worker, Failure> {
         let failed = |reason: String| Failure::Broken(format!("start a worker: {reason}"));
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (socket, theirs) = pair.map_err(|errno| failed(format!("socketpair: {errno}")))?;
-        let handle = self.launcher.launch(&self.gpu, theirs).map_err(|error| failed(error.to_string()))?;
+        let scope = if self.drained.load(Ordering::Acquire) == 0 { Scope::Host } else { Scope::OwnGpu };
+        let handle = self.launcher.launch(&self.gpu, scope, theirs).map_err(|error| failed(error.to_string()))?;
         let answer = receive::<Reply>(&socket, Some(self.config.start_timeout));
         let refused = match answer {
             Ok((Reply::Ready { facts }, fds)) => match fds.into_iter().next() {
                 Some(staging) if GRANULARITY_BYTES.is_multiple_of(facts.granularity_bytes.max(1)) => {
                     tracing::info!(gpu = %self.gpu, dma_buf = facts.dma_buf, "a worker started");
-                    return Ok(Worker { socket, staging, handle, epoch, call_timeout: self.config.call_timeout });
+                    let call_timeout = self.config.call_timeout;
+                    return Ok(Worker { socket, staging, handle, epoch, scope, call_timeout });
                 }
                 Some(_) => failed(format!("granularity {} does not divide 2 MiB", facts.granularity_bytes)),
                 None => failed("it sent no staging segment".to_owned()),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use gdrd_cuda::worker::End;
 use gdrd_cuda::{
-    DeviceError, DeviceErrorKind, GRANULARITY_BYTES, Launch, PoolConfig, ProcessLauncher, ServedGpu, WorkerPool,
+    DeviceError, DeviceErrorKind, GRANULARITY_BYTES, Launch, PoolConfig, ProcessLauncher, Scope, ServedGpu, WorkerPool,
 };
 use gdrd_hal::{GpuAllocation, GpuAtomic, GpuCopies, GpuMemory, GpuMemoryError};
 use support::{Fault, TOTAL_BYTES, pool, uuid};
@@ -120,9 +120,58 @@ fn a_drained_gpu_has_no_worker_and_refuses_until_it_is_resumed() {
 }
 
 #[test]
+fn while_a_gpu_is_drained_no_worker_may_hold_its_files() {
+    let (pool, fakes) = pool(2, PATIENT);
+    for gpu in [0, 1] {
+        pool.usage(&uuid(gpu)).unwrap();
+    }
+    pool.drain(&uuid(0)).unwrap();
+    assert_eq!(*fakes[1].ends.lock().unwrap(), [End::HungUp], "the other's worker was started with the host's scope");
+    pool.usage(&uuid(1)).unwrap();
+    // Said twice, it is drained once.
+    pool.drain(&uuid(0)).unwrap();
+    assert_eq!(fakes[1].ends.lock().unwrap().len(), 1, "one of its own scope stays");
+    pool.resume(&uuid(0)).unwrap();
+    pool.drain(&uuid(1)).unwrap();
+    pool.resume(&uuid(1)).unwrap();
+    pool.usage(&uuid(1)).unwrap();
+    assert_eq!(*fakes[1].scopes.lock().unwrap(), [Scope::Host, Scope::OwnGpu, Scope::Host]);
+}
+
+#[test]
+fn a_gpu_of_which_bad_news_is_heard_is_lost_until_it_is_resumed() {
+    let (pool, fakes) = pool(2, PATIENT);
+    pool.usage(&uuid(0)).unwrap();
+    pool.lose(&uuid(0), "xid 79: gpu has fallen off the bus");
+    pool.lose(&uuid(0), "xid 48");
+    let error = pool.usage(&uuid(0)).unwrap_err();
+    assert!(matches!(&error, GpuMemoryError::Lost { .. }) && reason(&error).contains("xid 79"), "{error}");
+    assert_eq!(*fakes[0].ends.lock().unwrap(), [End::HungUp]);
+    assert!(pool.lost(&uuid(0)).is_some() && pool.lost(&uuid(1)).is_none());
+    pool.usage(&uuid(1)).unwrap();
+    pool.resume(&uuid(0)).unwrap();
+    pool.usage(&uuid(0)).unwrap();
+}
+
+#[test]
+fn what_a_worker_prints_is_heard_line_by_line() {
+    let (sender, lines) = std::sync::mpsc::channel();
+    let mut launcher = ProcessLauncher::new("/bin/sh".into(), vec!["-c".into(), "echo one; echo two".into()]);
+    launcher.listener = Some(Arc::new(move |gpu, line| {
+        // Nobody listens once the test is over.
+        let _ = sender.send(format!("{gpu} {line}"));
+    }));
+    let launcher: Arc<dyn Launch> = Arc::new(launcher);
+    let pool = WorkerPool::new(vec![ServedGpu { uuid: uuid(0), skipped: None }], &launcher, PoolConfig::default());
+    assert!(pool.usage(&uuid(0)).is_err(), "a shell is no worker");
+    let heard: Vec<String> = lines.iter().take(2).collect();
+    assert_eq!(heard, [format!("{} one", uuid(0)), format!("{} two", uuid(0))]);
+}
+
+#[test]
 fn a_gpu_that_is_skipped_says_why_and_starts_nothing() {
     let skipped = ServedGpu { uuid: uuid(0), skipped: Some("mig mode is on".to_owned()) };
-    let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher { program: "/nonexistent".into(), arguments: Vec::new() });
+    let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher::new("/nonexistent".into(), Vec::new()));
     let pool = WorkerPool::new(vec![skipped], &launcher, PoolConfig::default());
     let error = pool.allocate(&uuid(0), GRANULARITY_BYTES).err().unwrap();
     assert!(reason(&error).contains("mig mode is on"), "{error}");
@@ -141,7 +190,7 @@ fn a_worker_that_cannot_start_says_why() {
 #[test]
 fn a_program_that_is_no_worker_is_told_with_how_it_ended() {
     let launch = |program: &str| {
-        let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher { program: program.into(), arguments: Vec::new() });
+        let launcher: Arc<dyn Launch> = Arc::new(ProcessLauncher::new(program.into(), Vec::new()));
         let served = vec![ServedGpu { uuid: uuid(0), skipped: None }];
         let pool = WorkerPool::new(served, &launcher, PoolConfig::default());
         reason(&pool.usage(&uuid(0)).expect_err("no worker answers"))

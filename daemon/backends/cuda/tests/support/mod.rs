@@ -13,7 +13,7 @@ use std::time::Duration;
 use gdrd_cuda::worker::{End, serve};
 use gdrd_cuda::{
     Device, DeviceError, DeviceErrorKind, DeviceFacts, DeviceMemory, Exported, GRANULARITY_BYTES, Launch, Place,
-    PoolConfig, ServedGpu, WorkerExit, WorkerHandle, WorkerPool,
+    PoolConfig, Scope, ServedGpu, WorkerExit, WorkerHandle, WorkerPool,
 };
 use gdrd_hal::{GpuAtomic, GpuUuid};
 use rustix::fs::MemfdFlags;
@@ -38,6 +38,7 @@ pub(crate) struct FakeGpu {
     pub(crate) no_start: Mutex<Option<DeviceError>>,
     used: Mutex<u64>,
     pub(crate) started: Mutex<u32>,
+    pub(crate) scopes: Mutex<Vec<Scope>>,
     pub(crate) ends: Mutex<Vec<End>>,
 }
 
@@ -193,9 +194,10 @@ struct Thread {
 }
 
 impl Launch for ThreadLauncher {
-    fn launch(&self, gpu: &GpuUuid, socket: OwnedFd) -> io::Result<Box<dyn WorkerHandle>> {
+    fn launch(&self, gpu: &GpuUuid, scope: Scope, socket: OwnedFd) -> io::Result<Box<dyn WorkerHandle>> {
         let found = self.gpus.iter().find(|(uuid, _)| uuid == gpu);
         let fake = found.map(|(_, fake)| Arc::clone(fake)).ok_or_else(|| io::Error::other("no such fake"))?;
+        fake.scopes.lock().expect("the fake works").push(scope);
         let (idle, own) = (self.idle, socket.try_clone()?);
         let (sender, ended) = sync_channel(1);
         std::thread::spawn(move || {
