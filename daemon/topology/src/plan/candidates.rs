@@ -76,27 +76,17 @@ impl Candidates {
     pub(super) fn of(host: &Host, options: &PlanOptions) -> Self {
         let exclusions: Vec<Option<(String, bool)>> =
             host.hcas.iter().map(|hca| exclusion(host, hca, options)).collect();
-        let equals: Vec<&Hca> = host
-            .hcas
-            .iter()
-            .zip(&exclusions)
-            .filter(|(hca, exclusion)| exclusion.is_none() && !is_soft(hca))
-            .map(|(hca, _)| hca)
-            .collect();
-        let most = Most::of(host, &equals);
+        let gpus = (0..host.gpus.len()).map(GpuId);
+        let rows = gpus.map(|gpu| (0..host.hcas.len()).map(|hca| nearness(host, gpu, HcaId(hca))).collect());
+        let nearness: Vec<Vec<Nearness>> = rows.collect();
+        let most = Most::of(host, &equals(host, &exclusions, &nearness));
         let nics = host.hcas.iter().zip(exclusions).enumerate().map(|(place, (hca, exclusion))| Candidate {
             is_transient: exclusion.as_ref().is_some_and(|(_, transient)| *transient),
             exclusion: exclusion.map(|(reason, _)| reason),
             demotion: most.demotion(host, hca),
             order: (options.rails.get(&hca.name).copied().unwrap_or(u32::MAX), place),
         });
-        let gpus = (0..host.gpus.len()).map(GpuId);
-        Self {
-            nics: nics.collect(),
-            nearness: gpus
-                .map(|gpu| (0..host.hcas.len()).map(|hca| nearness(host, gpu, HcaId(hca))).collect())
-                .collect(),
-        }
+        Self { nics: nics.collect(), nearness }
     }
 
     /// Whether each HCA may be given automatically.
@@ -134,6 +124,22 @@ impl Candidates {
         let nics = gpus.flat_map(|gpu| self.nearest(gpu, |_, nic| may(nic)));
         nics.filter(|id| self.nic(*id).is_some_and(|nic| !nic.demotion.is_apart())).collect()
     }
+}
+
+/// NICs that stand to choice: usable hardware that is nearest to some GPU. What is far from all of them has no say in what
+/// is usual; on a host without GPUs all have.
+fn equals<'a>(host: &'a Host, exclusions: &[Option<(String, bool)>], nearness: &[Vec<Nearness>]) -> Vec<&'a Hca> {
+    let may = |place: &usize| {
+        exclusions.get(*place).is_some_and(Option::is_none) && host.hcas.get(*place).is_some_and(|hca| !is_soft(hca))
+    };
+    let usable: Vec<usize> = (0..host.hcas.len()).filter(may).collect();
+    let nearest = |row: &Vec<Nearness>| usable.iter().filter_map(|place| row.get(*place)).min().copied();
+    let best: Vec<Option<Nearness>> = nearness.iter().map(nearest).collect();
+    let is_near = |place: &&usize| {
+        let of_gpu = nearness.iter().zip(&best).any(|(row, best)| best.is_some() && row.get(**place) == best.as_ref());
+        of_gpu || nearness.is_empty()
+    };
+    usable.iter().filter(is_near).filter_map(|place| host.hcas.get(*place)).collect()
 }
 
 fn is_soft(hca: &Hca) -> bool {
