@@ -113,7 +113,10 @@ Example:
   gdrctl place --gpus 2 --exclude GPU0,GPU1 --format json")]
     Place(Place),
     /// List the leased buffers: your own, or all as root or gdrd-admin
-    Buffers,
+    #[command(after_help = "Examples:
+  gdrctl buffers
+  gdrctl buffers --by-gpu --format json | jq '.gpus[].driver.used_bytes'")]
+    Buffers(Buffers),
     /// List the queue pairs: your own, or all as root or gdrd-admin
     QueuePairs,
     /// Show the daemon's counters and gauges
@@ -150,6 +153,14 @@ Examples:
     Completions(Completions),
     /// Write the manual pages
     Man(Man),
+}
+
+/// What to list.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Buffers {
+    /// Whose the memory of each GPU is, for everyone: it adds up to what nvidia-smi shows as used
+    #[arg(long)]
+    pub(crate) by_gpu: bool,
 }
 
 /// Which GPUs to drain.

@@ -84,6 +84,14 @@ fn leases_and_queue_pairs_show_while_they_live() {
     assert_eq!(buffers["buffers"][0]["lease_id"], lease["lease_id"]);
     assert_eq!(buffers["buffers"][0]["label"], "of-a-test");
     assert!(text(&daemon, &["buffers"]).contains("2 MiB"));
+    let by_gpu = json(&daemon, &["buffers", "--by-gpu"]);
+    for gpu in by_gpu["gpus"].as_array().expect("a list") {
+        let figure = |name: &str| gpu[name].as_u64().expect("a figure");
+        let buffers = ["leased_bytes", "ready_bytes", "clean_bytes", "changing_bytes"].map(figure).iter().sum::<u64>();
+        let driver = |name: &str| gpu["driver"][name].as_u64().expect("a figure");
+        assert!(buffers + driver("context_bytes") + driver("others_bytes") >= driver("used_bytes"), "{gpu}");
+    }
+    assert!(text(&daemon, &["buffers", "--by-gpu"]).contains("GPU0"));
     let queue_pairs = json(&daemon, &["queue-pairs"]);
     assert_eq!(queue_pairs["queue_pairs"][0]["queue_pair_id"], made["id"]);
     assert_eq!(queue_pairs["queue_pairs"][0]["send_depth"], 16);

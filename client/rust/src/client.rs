@@ -130,6 +130,17 @@ impl Client {
         Ok(answer.await?.stats)
     }
 
+    /// Whose the memory of each GPU is, in PCI order.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub async fn gpu_memory(&self) -> Result<Vec<v1::GpuMemoryUse>, ClientError> {
+        let answer = self.ask("Host.GpuMemory", v1::GpuMemoryRequest {}, async |channel, request| {
+            HostClient::new(channel).gpu_memory(request).await
+        });
+        Ok(answer.await?.gpus)
+    }
+
     /// Has the daemon let go of a GPU (name, UUID or BDF; empty for all), or serve it again, and returns the UUIDs. For
     /// root and gdrd-admin.
     ///

@@ -2,12 +2,13 @@
 //!
 //! NVML is asked by a short-lived process, so that the daemon itself never keeps a device file open.
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::os::linux::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use gdrd_cuda::{Launch, PoolConfig, ProcessLauncher, ServedGpu, WorkerPool};
@@ -23,6 +24,8 @@ use crate::worker::Probe;
 
 /// Longest report that is read: a GPU takes about 1 KiB.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
+/// How old an answer may be: any user may have it asked for.
+const FRESH: Duration = Duration::from_millis(500);
 /// How long a probe may take. NVML wakes every GPU of the host, which takes seconds without persistence mode.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -31,6 +34,10 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct NvmlFacts {
     program: PathBuf,
     last: Mutex<Report>,
+    /// When the last answer came; held while the driver is asked, so that it is asked once for many.
+    asked: Mutex<Instant>,
+    /// BAR1 in use when the daemon started, by UUID.
+    bar1_at_start: BTreeMap<String, u64>,
     /// What was heard in between.
     pub(crate) health: Arc<Health>,
 }
@@ -61,7 +68,7 @@ pub(crate) fn find(keys: &GpuKeys) -> anyhow::Result<Gpus> {
         health.serve(Arc::downgrade(&pool));
         pool
     });
-    Ok(Gpus { facts: Arc::new(NvmlFacts { program, last: Mutex::new(report), health }), pool })
+    Ok(Gpus { facts: Arc::new(NvmlFacts::new(program, report, health)), pool })
 }
 
 fn pool_of(served: Vec<ServedGpu>, program: &Path, health: &Arc<Health>, keys: &GpuKeys) -> WorkerPool {
@@ -100,6 +107,39 @@ fn probe(program: &Path) -> anyhow::Result<Probe> {
 }
 
 impl NvmlFacts {
+    fn new(program: PathBuf, report: Report, health: Arc<Health>) -> Self {
+        let bar1 = report.gpus.iter().filter_map(|gpu| Some((gpu.uuid.clone(), gpu.bar1?.used_bytes)));
+        let bar1_at_start = bar1.collect();
+        Self { program, last: Mutex::new(report), asked: Mutex::new(Instant::now()), bar1_at_start, health }
+    }
+
+    /// A report that is fresh.
+    fn ask(&self) -> anyhow::Result<Report> {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.elapsed() > FRESH {
+            let report = probe(&self.program)?.nvml.map_err(anyhow::Error::msg)?;
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = report;
+            *asked = Instant::now();
+        }
+        drop(asked);
+        Ok(self.report())
+    }
+
+    /// What the driver alone cannot tell: what the daemon heard and did.
+    fn complete(&self, fact: &mut GpuFact, report: &Report) {
+        if let Some(reason) = self.health.lost(&fact.uuid) {
+            fact.health = GpuHealth::Lost(reason);
+        }
+        let gpu = report.gpus.iter().find(|gpu| gpu.uuid == fact.uuid.0);
+        if let Some((memory, gpu)) = fact.memory.as_mut().zip(gpu) {
+            memory.context_bytes = self.health.context_bytes(&fact.uuid, &gpu.processes);
+            let at_start = self.bar1_at_start.get(&fact.uuid.0);
+            if let Some((bar1, at_start)) = memory.bar1.as_mut().zip(at_start) {
+                bar1.used_at_start_bytes = *at_start;
+            }
+        }
+    }
+
     /// The last answer.
     pub(crate) fn report(&self) -> Report {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -108,19 +148,13 @@ impl NvmlFacts {
 
 impl GpuFacts for NvmlFacts {
     fn gpus(&self) -> Result<Vec<GpuFact>, GpuMemoryError> {
-        let told = probe(&self.program).and_then(|probe| probe.nvml.map_err(anyhow::Error::msg));
-        let report = told.map_err(|error| GpuMemoryError::Driver {
+        let report = self.ask().map_err(|error| GpuMemoryError::Driver {
             call: "nvml",
             uuid: "of this host".to_owned(),
             reason: format!("{error:#}"),
         })?;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = report.clone();
         let mut facts = facts_of(&report);
-        for fact in &mut facts {
-            if let Some(reason) = self.health.lost(&fact.uuid) {
-                fact.health = GpuHealth::Lost(reason);
-            }
-        }
+        facts.iter_mut().for_each(|fact| self.complete(fact, &report));
         Ok(facts)
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 
 use gdrd_cuda::WorkerPool;
 use gdrd_hal::GpuUuid;
-use gdrd_nvml::HealthEvent;
+use gdrd_nvml::{HealthEvent, ProcessMemory};
 use tokio::sync::Notify;
 
 /// Most kinds of events that are counted; there are fewer Xids.
@@ -55,6 +55,13 @@ impl Health {
     /// Why a GPU is served no more, by what was heard of it.
     pub(crate) fn lost(&self, gpu: &GpuUuid) -> Option<String> {
         self.pool()?.lost(gpu)
+    }
+
+    /// Bytes of the context of the process that serves a GPU, by what the driver says that its processes use.
+    pub(crate) fn context_bytes(&self, gpu: &GpuUuid, processes: &[ProcessMemory]) -> u64 {
+        let Some((pid, mapped_bytes)) = self.pool().and_then(|pool| pool.worker_process(gpu)) else { return 0 };
+        let process = processes.iter().find(|process| process.pid == pid);
+        process.and_then(|process| process.used_bytes).unwrap_or_default().saturating_sub(mapped_bytes)
     }
 
     /// Returns when something was heard since the last call. Cancel-safe.

@@ -92,6 +92,8 @@ pub struct PoolConfig {
     pub clean_max_bytes: u64,
     /// Memory of a GPU that making buffers ahead leaves free for jobs, bytes. Default 1 GiB.
     pub headroom_bytes: u64,
+    /// The same as a share of the GPU's memory, percent; the greater of the two counts. Default 0.
+    pub headroom_percent: u8,
     /// Idle time after which pools of a size class shrink to nothing. Default 10 min.
     pub idle: Duration,
 }
@@ -105,6 +107,7 @@ impl Default for PoolConfig {
             clean_target_per_class: 1,
             clean_max_bytes: 256 << 20,
             headroom_bytes: 1 << 30,
+            headroom_percent: 0,
             idle: Duration::from_secs(600),
         }
     }

@@ -12,6 +12,7 @@ use crate::call::{Call, Undo};
 use crate::config::EngineConfig;
 use crate::core::{CallId, Input};
 use crate::error::EngineError;
+use crate::gpu_memory::GpuMemoryUse;
 use crate::ids::{DeviceNumber, Generation, LeaseId, QueuePairId, SessionId, Token};
 use crate::keep::Continuity;
 use crate::lease::{AcquireRequest, LeaseEvent, LeaseGrant, LeasePage, MemoryKind};
@@ -261,6 +262,12 @@ impl Engine {
         page: u32,
     ) -> Result<QueuePairPage, EngineError> {
         self.runtime().list_queue_pairs(viewer, start, page)
+    }
+
+    /// Whose the memory of each GPU is, in PCI order. Blocks on the driver.
+    #[must_use]
+    pub fn gpu_memory(&self) -> Vec<GpuMemoryUse> {
+        self.runtime().gpu_memory()
     }
 
     /// Asks the GPU driver which GPUs are lost or healthy again. Blocks on the driver.

@@ -16,6 +16,7 @@ mod config;
 mod core;
 mod engine;
 mod error;
+mod gpu_memory;
 mod ids;
 mod journal;
 mod keep;
@@ -35,6 +36,7 @@ pub use call::{Call, Undo};
 pub use config::{BrokerConfig, EngineConfig, GpuProof, Limits, PoolConfig, Timeouts};
 pub use engine::{Engine, Hardware};
 pub use error::{EngineError, ErrorKind};
+pub use gpu_memory::{BufferBytes, GpuMemoryUse};
 pub use ids::{DeviceNumber, Generation, LeaseId, QueuePairId, RemoteKey, SessionId, SlotId, Token};
 pub use keep::{Continuity, Keeper, Name, NotAName, Watch};
 pub use lease::{

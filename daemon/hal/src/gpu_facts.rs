@@ -24,6 +24,32 @@ pub enum GpuHealth {
     Lost(String),
 }
 
+/// Memory of a GPU at the time of the call, as its driver's own tool shows it, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuMemoryFact {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What the driver keeps for itself; no part of what is used.
+    pub reserved_bytes: u64,
+    /// What is in use by anyone, what only descriptors hold included.
+    pub used_bytes: u64,
+    /// Of that the contexts of this daemon's own processes.
+    pub context_bytes: u64,
+    /// BAR1, the window for the CPU and peers; `None` where there is none.
+    pub bar1: Option<Bar1Fact>,
+}
+
+/// BAR1 of a GPU, bytes. Memory that an RDMA NIC registers is mapped there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bar1Fact {
+    /// All of it.
+    pub total_bytes: u64,
+    /// What is mapped.
+    pub used_bytes: u64,
+    /// What was mapped when the daemon started, before it had made anything.
+    pub used_at_start_bytes: u64,
+}
+
 /// One GPU as its driver describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuFact {
@@ -35,6 +61,8 @@ pub struct GpuFact {
     pub device_node: Option<DeviceNumber>,
     /// Health at the time of the call.
     pub health: GpuHealth,
+    /// Its memory; `None` where the driver does not tell.
+    pub memory: Option<GpuMemoryFact>,
     /// What the topology takes from it: product, memory, links, fabric, slices.
     pub detail: GpuDetail,
 }

@@ -19,7 +19,7 @@ mod work;
 
 pub use error::{GpuMemoryError, HcaError, PostError};
 pub use gpu_bytes::{GpuAtomic, GpuBytes, GpuCopies};
-pub use gpu_facts::{DeviceNumber, GpuFact, GpuFacts, GpuHealth};
+pub use gpu_facts::{Bar1Fact, DeviceNumber, GpuFact, GpuFacts, GpuHealth, GpuMemoryFact};
 pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid, KeptMemory};
 pub use hca::{
     ACK_TIMEOUT_EXPONENT, Access, AtomicScope, CompletionQueue, CqId, Endpoint, GRH_BYTES, Gid, GidEntry, GidType, Hca,

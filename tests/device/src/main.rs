@@ -8,6 +8,7 @@
 //! daemon looks for the GPUs that the driver lists, without proof of the right to them.
 #![forbid(unsafe_code)]
 
+mod all_gpus;
 mod bench;
 mod conformance;
 mod daemon;
@@ -112,6 +113,7 @@ fn all(options: &Options) -> anyhow::Result<(u32, u32)> {
     checks.extend(workers::checks());
     checks.extend(conformance::checks());
     checks.extend(leases::checks());
+    checks.extend(all_gpus::checks());
     checks.extend(pairs::checks(&host));
     let (mut passed, mut failed) = (0, 0);
     for (name, check) in checks.iter().filter(|(name, _)| options.wants(name)) {

@@ -53,7 +53,12 @@ async fn hold(folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<()> {
     let buffer = session.acquire(AcquireOptions::on_gpu(gpu, bytes)).await?;
     buffer.device_memory()?.fill(0, bytes, 0xee)?;
     say("held")?;
-    hear().map(drop)
+    while hear()? == "check" {
+        let mut content = vec![0; usize::try_from(bytes)?];
+        buffer.read_into(0, &mut content)?;
+        say(if content.iter().all(|byte| *byte == 0xee) { "right" } else { "the content changed" })?;
+    }
+    Ok(())
 }
 
 /// Makes and exports memory each time it is asked to, as a job without a daemon would.

@@ -117,6 +117,16 @@ fn drains_and_killed_workers_give_all_memory_back() {
     two_switched().check(&["drain frees the device", "content outlive a worker", "closed give all memory back"]);
 }
 
+#[test]
+fn leases_on_all_gpus_are_accounted_for_and_survive_what_is_killed() {
+    two_switched().check(&[
+        "adds up to what",
+        "killed on all gpus",
+        "daemon killed with leases",
+        "out of memory tells",
+    ]);
+}
+
 #[tokio::test]
 async fn a_gpu_whose_driver_reports_a_fatal_xid_is_lost_and_no_other_is() {
     let machine = two_switched();

@@ -7,6 +7,7 @@ pub(crate) mod completions;
 pub(crate) mod drain;
 pub(crate) mod explain;
 pub(crate) mod export;
+pub(crate) mod gpu_memory;
 pub(crate) mod man;
 pub(crate) mod path;
 pub(crate) mod place;

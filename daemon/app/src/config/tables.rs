@@ -111,6 +111,7 @@ pub(crate) struct PoolKeys {
     pub(crate) clean_target_per_class: u32,
     pub(crate) clean_max_bytes: u64,
     pub(crate) headroom_bytes: u64,
+    pub(crate) headroom_percent: u8,
     pub(crate) idle_s: u64,
 }
 
@@ -124,6 +125,7 @@ impl Default for PoolKeys {
             clean_target_per_class: defaults.clean_target_per_class,
             clean_max_bytes: defaults.clean_max_bytes,
             headroom_bytes: defaults.headroom_bytes,
+            headroom_percent: defaults.headroom_percent,
             idle_s: defaults.idle.as_secs(),
         }
     }
@@ -142,6 +144,7 @@ impl PoolKeys {
         ranges.within("pool.clean_target_per_class", self.clean_target_per_class.into(), 0, 4096);
         ranges.within("pool.clean_max_bytes", self.clean_max_bytes, 0, 1 << 40);
         ranges.within("pool.headroom_bytes", self.headroom_bytes, 0, 1 << 40);
+        ranges.within("pool.headroom_percent", self.headroom_percent.into(), 0, 100);
         ranges.within("pool.idle_s", self.idle_s, 1, 24 * 3600);
     }
 
@@ -153,6 +156,7 @@ impl PoolKeys {
             clean_target_per_class: self.clean_target_per_class,
             clean_max_bytes: self.clean_max_bytes,
             headroom_bytes: self.headroom_bytes,
+            headroom_percent: self.headroom_percent,
             idle: Duration::from_secs(self.idle_s),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use gdrd_hal::{GpuAllocation, GpuAtomic, GpuBytes, GpuMemoryError, GpuUuid};
@@ -54,6 +55,7 @@ impl Memory {
             let (Reply::Imported { id }, _) = worker.ask(&request, &[self.memory.as_fd()])? else {
                 return Err(Interrupted::nonsense());
             };
+            worker.mapped_bytes.fetch_add(self.len_bytes, Ordering::Relaxed);
             *at = (worker.epoch, id);
         }
         Ok(at.1)
@@ -92,6 +94,7 @@ impl Drop for Memory {
         // A worker that has ended holds nothing; one that fails now is found out by the next call.
         self.slot.with_running(epoch, |worker| {
             let _ = done(worker, &Request::Forget { id });
+            worker.mapped_bytes.fetch_sub(self.len_bytes, Ordering::Relaxed);
         });
     }
 }

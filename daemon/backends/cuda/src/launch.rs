@@ -21,6 +21,11 @@ pub trait WorkerHandle: Send {
     /// Ends it at once; nothing when it has ended.
     fn kill(&self);
 
+    /// Its process, where it is one.
+    fn pid(&self) -> Option<u32> {
+        None
+    }
+
     /// How it ended, waiting at most `patience` for that.
     fn ended(&self, patience: Duration) -> Option<WorkerExit>;
 }
@@ -90,12 +95,14 @@ impl Launch for ProcessLauncher {
             .spawn()?;
         // Before the thread can reap it, so that the number is still its own.
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+        let pid = child.id();
         let listener = self.listener.clone().map(|listener| (listener, gpu.clone()));
-        Ok(Box::new(Process { pidfd, exit: reap(child, listener)? }))
+        Ok(Box::new(Process { pid, pidfd, exit: reap(child, listener)? }))
     }
 }
 
 struct Process {
+    pid: u32,
     pidfd: OwnedFd,
     exit: Receiver<io::Result<ExitStatus>>,
 }
@@ -127,6 +134,10 @@ impl WorkerHandle for Process {
     fn kill(&self) {
         // ESRCH: it has ended.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    fn pid(&self) -> Option<u32> {
+        Some(self.pid)
     }
 
     fn ended(&self, patience: Duration) -> Option<WorkerExit> {

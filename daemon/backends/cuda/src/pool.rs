@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -126,6 +126,14 @@ impl WorkerPool {
         }
     }
 
+    /// The process that serves a GPU now, and the bytes of allocations that it has mapped.
+    #[must_use]
+    pub fn worker_process(&self, gpu: &GpuUuid) -> Option<(u32, u64)> {
+        let state = lock(&self.slot(gpu).ok()?.state);
+        let worker = state.worker.as_ref()?;
+        Some((worker.handle.pid()?, worker.mapped_bytes.load(Ordering::Relaxed)))
+    }
+
     /// Why a GPU is served no more, after [`WorkerPool::lose`].
     #[must_use]
     pub fn lost(&self, gpu: &GpuUuid) -> Option<String> {
@@ -158,7 +166,10 @@ impl GpuMemory for WorkerPool {
         let slot = self.slot(gpu)?;
         slot.check_length(len_bytes)?;
         let made = slot.with_worker(|worker| match worker.ask(&Request::Allocate { len_bytes }, &[])? {
-            (Reply::Allocated { id }, fds) => Ok((worker.epoch, id, fds)),
+            (Reply::Allocated { id }, fds) => {
+                worker.mapped_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+                Ok((worker.epoch, id, fds))
+            }
             _ => Err(Interrupted::nonsense()),
         });
         let (epoch, id, fds) = made.map_err(|failure| slot.error("allocate", len_bytes, failure))?;
@@ -248,6 +259,8 @@ pub(crate) struct Worker {
     /// Counts workers of the GPU: numbers of allocations are good for one worker only.
     pub(crate) epoch: u64,
     scope: Scope,
+    /// Bytes of the allocations that it has mapped: they count as its own in the driver's lists of processes.
+    pub(crate) mapped_bytes: AtomicU64,
     call_timeout: Duration,
 }
 
@@ -374,7 +387,8 @@ impl Slot {
                 Some(staging) if GRANULARITY_BYTES.is_multiple_of(facts.granularity_bytes.max(1)) => {
                     tracing::info!(gpu = %self.gpu, dma_buf = facts.dma_buf, "a worker started");
                     let call_timeout = self.config.call_timeout;
-                    return Ok(Worker { socket, staging, handle, epoch, scope, call_timeout });
+                    let mapped_bytes = AtomicU64::new(0);
+                    return Ok(Worker { socket, staging, handle, epoch, scope, mapped_bytes, call_timeout });
                 }
                 Some(_) => failed(format!("granularity {} does not divide 2 MiB", facts.granularity_bytes)),
                 None => failed("it sent no staging segment".to_owned()),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gdrd_hal::{DeviceNumber, GpuFact, GpuHealth, GpuUuid};
+use gdrd_hal::{Bar1Fact, DeviceNumber, GpuFact, GpuHealth, GpuMemoryFact, GpuUuid};
 use gdrd_topology::bdf::Bdf;
 use gdrd_topology::link::{Link, LinkRate, LinkSpeed, LinkWidth};
 use gdrd_topology::model::{Fabric, FabricState, GpuDetail, Mig, MigSlice, NvLinkBundle, NvLinkRemote};
@@ -276,7 +276,24 @@ impl GpuReport {
         let bdf: Bdf = self.bdf.parse().ok()?;
         let health = self.skip_reason().map_or(GpuHealth::Healthy, GpuHealth::Lost);
         let uuid = GpuUuid(self.uuid.clone());
-        Some(GpuFact { uuid, bdf, device_node: node, health, detail: self.detail() })
+        Some(GpuFact { uuid, bdf, device_node: node, health, memory: self.memory_fact(), detail: self.detail() })
+    }
+
+    /// Contexts of the daemon's processes, and BAR1 at its start, are for the daemon to fill in.
+    fn memory_fact(&self) -> Option<GpuMemoryFact> {
+        let memory = self.memory?;
+        let bar1 = |bar1: Bar1| Bar1Fact {
+            total_bytes: bar1.total_bytes,
+            used_bytes: bar1.used_bytes,
+            used_at_start_bytes: bar1.used_bytes,
+        };
+        Some(GpuMemoryFact {
+            total_bytes: memory.total_bytes,
+            reserved_bytes: memory.reserved_bytes,
+            used_bytes: memory.used_bytes,
+            context_bytes: 0,
+            bar1: self.bar1.map(bar1),
+        })
     }
 
     fn detail(&self) -> GpuDetail {

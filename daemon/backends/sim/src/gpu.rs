@@ -72,7 +72,7 @@ impl GpuCore {
         GpuMemoryError::Driver { call, uuid: self.uuid(), reason: reason.to_string() }
     }
 
-    fn usage(&self) -> GpuMemoryUsage {
+    pub(crate) fn usage(&self) -> GpuMemoryUsage {
         let total_bytes = self.spec.memory_bytes;
         GpuMemoryUsage { total_bytes, free_bytes: total_bytes - *lock(&self.used_bytes) }
     }

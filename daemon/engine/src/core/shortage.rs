@@ -114,10 +114,36 @@ impl Core {
         if ahead {
             self.block_pool(owner.tenant, &owner.key);
         } else {
-            self.fail_one_unserved(owner.tenant, &owner.key, error_of(failure));
+            let error = match failure.kind {
+                FailureKind::OutOfMemory => self.out_of_memory(owner, failure),
+                _ => error_of(failure),
+            };
+            self.fail_one_unserved(owner.tenant, &owner.key, error);
         }
         // Whoever came to count on one made ahead, or on one that was to come back, gets one made for it.
         self.balance(owner.tenant, &owner.key);
+    }
+
+    /// What a tenant is told of memory that ran out: what there is of it in its own hands, in those of others together,
+    /// and in pools, which have been given up as far as they could be.
+    fn out_of_memory(&self, owner: &Owner, failure: &Failure) -> EngineError {
+        let (mut own, mut others, mut pooled) = (0, 0, 0);
+        for allocation in self.allocations.values().filter(|allocation| allocation.place == owner.key.place) {
+            let holder = allocation.lease.as_ref().and(allocation.owner.as_ref());
+            let of = match (holder, allocation.stage) {
+                (Some(holder), _) if holder.tenant == owner.tenant => &mut own,
+                (Some(_), _) => &mut others,
+                (None, Stage::Allocating | Stage::Starved) => continue,
+                (None, _) => &mut pooled,
+            };
+            *of += allocation.len_bytes;
+        }
+        let problem = format!(
+            "{}; leases of this tenant hold {own} bytes there, those of others {others}, pools {pooled}; \
+             the rest is in use outside of gdrd, see 'gdrctl buffers --by-gpu'",
+            failure.message
+        );
+        EngineError::OutOfMemory { problem }
     }
 
     /// A job found its device lost: so is everything else on it.

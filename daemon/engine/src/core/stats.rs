@@ -1,7 +1,8 @@
 //! Counters, and gauges drawn from the state.
 
-use super::Core;
 use super::allocation::Stage;
+use super::{Core, GpuIndex, Place};
+use crate::gpu_memory::BufferBytes;
 use crate::stats::Stat;
 
 /// What happened since the start.
@@ -71,6 +72,23 @@ impl Core {
         ];
         self.push_gauges(&mut stats);
         stats
+    }
+
+    /// Buffers on a GPU by state.
+    pub(crate) fn buffers_on(&self, gpu: GpuIndex) -> BufferBytes {
+        let mut bytes = BufferBytes::default();
+        for allocation in self.allocations.values().filter(|allocation| allocation.place == Place::Gpu(gpu)) {
+            let of = match allocation.stage {
+                Stage::Clean => &mut bytes.clean,
+                Stage::Ready => &mut bytes.ready,
+                _ if allocation.lease.is_some() => &mut bytes.leased,
+                // There is nothing yet, or nothing any more.
+                Stage::Allocating | Stage::Starved => continue,
+                _ => &mut bytes.changing,
+            };
+            *of += allocation.len_bytes;
+        }
+        bytes
     }
 
     fn push_gauges(&self, stats: &mut Vec<Stat>) {

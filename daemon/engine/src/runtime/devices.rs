@@ -11,7 +11,8 @@ use rustix::io::Errno;
 
 use super::{Runtime, lock};
 use crate::broker::BrokerEvent;
-use crate::core::{HcaIndex, Host, Input};
+use crate::core::{GpuIndex, HcaIndex, Host, Input};
+use crate::gpu_memory::GpuMemoryUse;
 use crate::ids::DeviceNumber;
 
 use super::executor::Lane;
@@ -130,6 +131,21 @@ impl Runtime {
                 _ => {}
             }
         }
+    }
+
+    /// Whose the memory of each GPU is. Blocks on the GPU driver.
+    pub(crate) fn gpu_memory(&self) -> Vec<GpuMemoryUse> {
+        let facts = facts_of(self.gpu_facts.as_deref());
+        let state = self.state();
+        let gpus = (0..=u16::MAX).map(GpuIndex).map_while(|index| Some((index, state.core.host().gpu(index)?)));
+        let told = gpus.map(|(index, gpu)| GpuMemoryUse {
+            gpu: gpu.planned.uuid.clone(),
+            name: gpu.planned.name.clone(),
+            unavailable: gpu.lost.clone(),
+            buffers: state.core.buffers_on(index),
+            driver: facts.iter().find(|fact| fact.uuid == gpu.planned.uuid).and_then(|fact| fact.memory),
+        });
+        told.collect()
     }
 
     /// Called on broker threads: hands over and returns.

@@ -108,8 +108,9 @@ fn allocate_on_gpu(runtime: &Runtime, gpu: GpuIndex, len_bytes: u64, ahead: bool
     };
     if ahead {
         // Jobs come first: what nobody waits for leaves them the headroom.
-        let free = memory.usage(&uuid).map_err(|error| of_gpu(&error))?.free_bytes;
-        let headroom = runtime.config.pool.headroom_bytes;
+        let usage = memory.usage(&uuid).map_err(|error| of_gpu(&error))?;
+        let (free, pool) = (usage.free_bytes, &runtime.config.pool);
+        let headroom = pool.headroom_bytes.max(usage.total_bytes / 100 * u64::from(pool.headroom_percent));
         if free < len_bytes.saturating_add(headroom) {
             let message = format!("{free} bytes are free on gpu {uuid}, {headroom} are kept for jobs");
             return Err(Failure { kind: FailureKind::OutOfMemory, hca: None, message });

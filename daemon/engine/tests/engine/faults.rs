@@ -101,6 +101,36 @@ fn buffers_made_ahead_leave_the_headroom_free() {
 }
 
 #[test]
+fn headroom_as_a_share_counts_where_it_is_the_greater() {
+    let mut config = config();
+    config.pool.ready_target_per_class = 8;
+    config.pool.headroom_percent = 100;
+    let world = World::with(config);
+    let session = world.session(1);
+    let _grant = world.acquire(session);
+    world.settle();
+    assert_eq!(world.gpu_used(0), 2 * MIB, "nothing is made ahead");
+}
+
+#[test]
+fn memory_of_each_gpu_adds_up_and_out_of_memory_names_its_holders() {
+    let world = World::new();
+    let (near, far) = (world.session(1), world.session(2));
+    let (_mine, _) = world.try_acquire(near, request("GPU0", 4 * MIB)).expect("a buffer").keep();
+    let (_theirs, _) = world.try_acquire(far, request("GPU0", 8 * MIB)).expect("a buffer").keep();
+    world.settle();
+    for gpu in world.engine.gpu_memory() {
+        let driver = gpu.driver.expect("the simulated driver tells");
+        assert_eq!(gpu.buffers.sum() + gpu.others_bytes().unwrap(), driver.used_bytes, "{gpu:?}");
+        assert_eq!(gpu.others_bytes(), Some(0));
+        assert_eq!(gpu.buffers.leased, if gpu.name == "GPU0" { 12 * MIB } else { 0 });
+    }
+    let error = world.try_acquire(near, request("GPU0", GPU_BYTES)).expect_err("there is less").to_string();
+    let (own, others) = (format!("this tenant hold {} bytes", 4 * MIB), format!("of others {}", 8 * MIB));
+    assert!(error.contains(&own) && error.contains(&others) && error.contains("bytes free"), "{error}");
+}
+
+#[test]
 fn a_lost_gpu_revokes_its_leases_and_fails_its_acquires_only() {
     let world = World::new();
     let session = world.session(1);

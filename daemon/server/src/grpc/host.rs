@@ -78,12 +78,45 @@ impl host_server::Host for Host {
         Ok(Response::new(v1::DrainResponse { gpu_uuids: gpus.into_iter().map(|uuid| uuid.0).collect() }))
     }
 
+    async fn gpu_memory(
+        &self,
+        _request: Request<v1::GpuMemoryRequest>,
+    ) -> Result<Response<v1::GpuMemoryResponse>, Status> {
+        let engine = self.engine.clone();
+        let gpus = tokio::task::spawn_blocking(move || engine.gpu_memory()).await.map_err(|error| bug(&error))?;
+        Ok(Response::new(v1::GpuMemoryResponse { gpus: gpus.into_iter().map(gpu_memory).collect() }))
+    }
+
     async fn stats(&self, _request: Request<v1::StatsRequest>) -> Result<Response<v1::StatsResponse>, Status> {
         let mut stats: Vec<v1::Stat> = self.engine.stats().into_iter().map(stat).collect();
         stats.push(gauge("gdrd_grpc_connections", "Open gRPC connections.", self.grpc_connections.total()));
         let help = "Open connections of the session socket, those without a hello included.";
         stats.push(gauge("gdrd_session_connections", help, self.session_connections.total()));
         Ok(Response::new(v1::StatsResponse { stats }))
+    }
+}
+
+fn gpu_memory(gpu: gdrd_engine::GpuMemoryUse) -> v1::GpuMemoryUse {
+    let others_bytes = gpu.others_bytes().unwrap_or_default();
+    let driver = gpu.driver.map(|driver| v1::GpuDriverMemory {
+        total_bytes: driver.total_bytes,
+        reserved_bytes: driver.reserved_bytes,
+        used_bytes: driver.used_bytes,
+        context_bytes: driver.context_bytes,
+        others_bytes,
+        bar1_total_bytes: driver.bar1.map(|bar1| bar1.total_bytes),
+        bar1_used_bytes: driver.bar1.map(|bar1| bar1.used_bytes),
+        bar1_used_at_start_bytes: driver.bar1.map(|bar1| bar1.used_at_start_bytes),
+    });
+    v1::GpuMemoryUse {
+        gpu_uuid: gpu.gpu.0,
+        name: gpu.name,
+        unavailable: gpu.unavailable,
+        leased_bytes: gpu.buffers.leased,
+        ready_bytes: gpu.buffers.ready,
+        clean_bytes: gpu.buffers.clean,
+        changing_bytes: gpu.buffers.changing,
+        driver,
     }
 }
 
