@@ -1,7 +1,7 @@
 //! A leased buffer: its registrations, its descriptor, and its memory mapped on first use.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use gdrd_client_sys::Mapping;
@@ -9,6 +9,7 @@ use gdrd_proto::v1;
 use gdrd_proto::v1::buffers_client::BuffersClient;
 use gdrd_ring::LocalSpan;
 use gdrd_shm::{Access, Segment};
+use tonic::Response;
 
 use crate::bytes::MemoryReader;
 use crate::error::ClientError;
@@ -39,17 +40,12 @@ impl MemoryKind {
     }
 }
 
-/// A memory region of a buffer with one HCA. Its Debug form leaves the rkey out.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Registration<'a> {
-    registration: &'a Hidden,
-}
-
-/// The message, kept out of Debug since it holds the rkey.
+/// A memory region of a buffer with one HCA, as it was when it was asked for. Its Debug form leaves the rkey out. Cheap
+/// to clone.
 #[derive(Clone, PartialEq)]
-struct Hidden(v1::Registration);
+pub struct Registration(Arc<v1::Registration>);
 
-impl std::fmt::Debug for Hidden {
+impl std::fmt::Debug for Registration {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Registration")
             .field("hca", &self.0.hca)
@@ -61,41 +57,41 @@ impl std::fmt::Debug for Hidden {
     }
 }
 
-impl Registration<'_> {
+impl Registration {
     /// Name of the HCA.
     #[must_use]
     pub fn hca(&self) -> &str {
-        &self.registration.0.hca
+        &self.0.hca
     }
 
     /// The tenant's index of this registration, and its place in the generation page.
     #[must_use]
     pub fn slot(&self) -> u32 {
-        self.registration.0.slot
+        self.0.slot
     }
 
     /// Generation as it was lent; see [`Session::generation_of`].
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.registration.0.generation
+        self.0.generation
     }
 
     /// Wire address of the first byte.
     #[must_use]
     pub fn iova(&self) -> u64 {
-        self.registration.0.iova
+        self.0.iova
     }
 
     /// Length, bytes.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
-        self.registration.0.length_bytes
+        self.0.length_bytes
     }
 
     /// What peers and the HCA may do.
     #[must_use]
     pub fn access(&self) -> v1::Access {
-        self.registration.0.access.unwrap_or_default()
+        self.0.access.unwrap_or_default()
     }
 
     /// Local address of `len_bytes` at `offset`, for a queue pair of this HCA. The daemon checks it again.
@@ -118,7 +114,7 @@ impl Registration<'_> {
     /// What a peer needs to read and write this buffer.
     #[must_use]
     pub fn remote(&self) -> RemoteBuffer {
-        RemoteBuffer::new(self.registration.0.clone())
+        RemoteBuffer::new((*self.0).clone())
     }
 }
 
@@ -127,12 +123,12 @@ impl Registration<'_> {
 pub struct Buffer {
     session: Session,
     lease_id: u64,
-    generation: u64,
     size_bytes: u64,
     gpu_uuid: String,
     label: String,
     kind: MemoryKind,
-    registrations: Vec<Hidden>,
+    /// Lease generation and registrations, as the daemon told them last.
+    current: RwLock<(u64, Vec<Registration>)>,
     fd: Mutex<Option<OwnedFd>>,
     memory: OnceLock<Segment>,
     /// What `memory` is for a CUDA GPU.
@@ -150,11 +146,17 @@ impl Session {
     pub async fn acquire(&self, options: AcquireOptions) -> Result<Buffer, ClientError> {
         let session = self.clone();
         let call = async move {
-            let expected = session.expect_delivery();
-            let request = session.request(options.into_request());
-            let answer = BuffersClient::new(session.channel()).acquire(request).await;
-            let lease = answer.map_err(|status| session.error("Buffers.Acquire", status))?.into_inner();
-            Buffer::receive(session, expected, lease).await
+            let wanted = options.into_request();
+            let acquire = |session: Session| {
+                let request = session.request(wanted.clone());
+                async move {
+                    let expected = session.expect_delivery();
+                    let answer = BuffersClient::new(session.channel()).acquire(request).await;
+                    let lease = answer.map_err(|status| session.error("Buffers.Acquire", status))?.into_inner();
+                    Buffer::receive(session, expected, lease).await
+                }
+            };
+            session.across_restarts(acquire).await
         };
         FinishOnDrop::new(self.runtime(), call).await
     }
@@ -167,11 +169,14 @@ impl Session {
     pub async fn open_lease(&self, lease_id: u64) -> Result<Buffer, ClientError> {
         let session = self.clone();
         let call = async move {
-            let expected = session.expect_delivery();
-            let request = session.request(v1::OpenRequest { lease_id });
-            let answer = BuffersClient::new(session.channel()).open(request).await;
-            let lease = answer.map_err(|status| session.error("Buffers.Open", status))?.into_inner();
-            Buffer::receive(session, expected, lease).await
+            let open = |session: Session| async move {
+                let expected = session.expect_delivery();
+                let request = session.request(v1::OpenRequest { lease_id });
+                let answer = BuffersClient::new(session.channel()).open(request).await;
+                let lease = answer.map_err(|status| session.error("Buffers.Open", status))?.into_inner();
+                Buffer::receive(session, expected, lease).await
+            };
+            session.across_restarts(open).await
         };
         FinishOnDrop::new(self.runtime(), call).await
     }
@@ -181,9 +186,12 @@ impl Session {
     /// # Errors
     /// [`ClientError::Refused`] for a lease that this session does not hold, and a stale generation.
     pub async fn release_lease(&self, lease_id: u64, generation: u64) -> Result<(), ClientError> {
-        let request = self.request(v1::ReleaseRequest { lease_id, generation });
-        let answer = BuffersClient::new(self.channel()).release(request).await;
-        answer.map(drop).map_err(|status| self.error("Buffers.Release", status))
+        let release = |session: Session| async move {
+            let request = session.request(v1::ReleaseRequest { lease_id, generation });
+            let answer = BuffersClient::new(session.channel()).release(request).await;
+            answer.map(drop).map_err(|status| session.error("Buffers.Release", status))
+        };
+        self.ending(release).await
     }
 }
 
@@ -192,12 +200,11 @@ impl Buffer {
     async fn receive(session: Session, expected: Expectation, lease: v1::Lease) -> Result<Self, ClientError> {
         let mut buffer = Self {
             lease_id: lease.lease_id,
-            generation: lease.generation,
             size_bytes: lease.size_bytes,
             gpu_uuid: lease.gpu_uuid,
             label: lease.label,
             kind: MemoryKind::of(&lease.memory_kind),
-            registrations: lease.registrations.into_iter().map(Hidden).collect(),
+            current: RwLock::new((lease.generation, registrations(lease.registrations))),
             fd: Mutex::new(None),
             memory: OnceLock::new(),
             device: OnceLock::new(),
@@ -222,7 +229,12 @@ impl Buffer {
     /// The lease's generation.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.generation
+        self.current().0
+    }
+
+    fn current(&self) -> RwLockReadGuard<'_, (u64, Vec<Registration>)> {
+        // Replaced whole, so that a panic elsewhere leaves it whole.
+        self.current.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Length of the buffer, bytes: at least what was asked for.
@@ -250,17 +262,19 @@ impl Buffer {
     }
 
     /// The registrations, nearest HCA first.
-    pub fn registrations(&self) -> impl Iterator<Item = Registration<'_>> {
-        self.registrations.iter().map(|registration| Registration { registration })
+    pub fn registrations(&self) -> impl Iterator<Item = Registration> {
+        self.current().1.clone().into_iter()
     }
 
     /// The registration with an HCA.
     ///
     /// # Errors
     /// [`ClientError::InvalidArgument`] when there is none, naming those there are.
-    pub fn registration(&self, hca: &str) -> Result<Registration<'_>, ClientError> {
-        self.registrations().find(|registration| registration.hca() == hca).ok_or_else(|| {
-            let names: Vec<&str> = self.registrations.iter().map(|registration| registration.0.hca.as_str()).collect();
+    pub fn registration(&self, hca: &str) -> Result<Registration, ClientError> {
+        let current = self.current();
+        let found = current.1.iter().find(|registration| registration.hca() == hca);
+        found.cloned().ok_or_else(|| {
+            let names: Vec<&str> = current.1.iter().map(Registration::hca).collect();
             ClientError::InvalidArgument {
                 what: format!("lease {} has no registration with {hca}, only with {}", self.lease_id, names.join(", ")),
             }
@@ -270,8 +284,26 @@ impl Buffer {
     /// Whether NICs still take the buffer's registrations as they were lent: one load each, no call.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        let shows = |registration: &Hidden| self.session.generation_of(registration.0.slot);
-        self.registrations.iter().all(|registration| shows(registration) == Some(registration.0.generation))
+        let shows = |registration: &Registration| self.session.generation_of(registration.slot());
+        self.current().1.iter().all(|registration| shows(registration) == Some(registration.generation()))
+    }
+
+    /// Asks the daemon for the registrations as they are now: after a restart of it they are new ones, with other keys, which
+    /// peers must be told again, and [`Buffer::is_current`] says that those here are not.
+    ///
+    /// # Errors
+    /// [`ClientError::SessionEnded`], [`ClientError::Refused`], [`ClientError::Deadline`], [`ClientError::Unreachable`].
+    pub async fn refresh(&self) -> Result<(), ClientError> {
+        let lease_id = self.lease_id;
+        let get = |session: Session| async move {
+            let request = session.request(v1::GetLeaseRequest { lease_id });
+            let answer = BuffersClient::new(session.channel()).get(request).await;
+            answer.map(Response::into_inner).map_err(|status| session.error("Buffers.Get", status))
+        };
+        let lease = self.session.across_restarts(get).await?;
+        let now = (lease.generation, registrations(lease.registrations));
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = now;
+        Ok(())
     }
 
     /// The memory, mapped at the first call. The mapping stays valid after the end of the lease: only NIC access ends.
@@ -347,8 +379,8 @@ impl Buffer {
     /// [`ClientError::Refused`], such as for receives that are still posted to it; then it is released in the
     /// background as by a drop, which may be refused again and is then left to the end of the session.
     pub async fn release(mut self) -> Result<(), ClientError> {
-        let (lease_id, generation) = (self.lease_id, self.generation);
-        self.session.release_lease(lease_id, generation).await?;
+        // Which lease is meant is certain without its generation, which a restart of the daemon changes.
+        self.session.release_lease(self.lease_id, 0).await?;
         self.held = false;
         Ok(())
     }
@@ -362,21 +394,32 @@ impl Buffer {
     pub async fn detach(&mut self, ttl: Duration) -> Result<(), ClientError> {
         let ttl = prost_types::Duration::try_from(ttl)
             .map_err(|_| ClientError::InvalidArgument { what: format!("a time to live of {ttl:?} is too long") })?;
-        let request = self.session.request(v1::DetachRequest { lease_id: self.lease_id, ttl: Some(ttl) });
-        let answer = BuffersClient::new(self.session.channel()).detach(request).await;
-        answer.map_err(|status| self.session.error("Buffers.Detach", status))?;
+        let lease_id = self.lease_id;
+        let detach = |session: Session| async move {
+            let request = session.request(v1::DetachRequest { lease_id, ttl: Some(ttl) });
+            let answer = BuffersClient::new(session.channel()).detach(request).await;
+            answer.map(drop).map_err(|status| session.error("Buffers.Detach", status))
+        };
+        self.session.across_restarts(detach).await?;
+        if let Some(live) = &self.live {
+            live.leave();
+        }
         self.held = false;
         Ok(())
     }
 }
 
+fn registrations(told: Vec<v1::Registration>) -> Vec<Registration> {
+    told.into_iter().map(|registration| Registration(Arc::new(registration))).collect()
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.held && self.session.end().is_none() {
-            let (session, lease_id, generation) = (self.session.clone(), self.lease_id, self.generation);
+            let (session, lease_id) = (self.session.clone(), self.lease_id);
             let runtime = session.runtime().clone();
             // Nobody is left to tell; what is refused now ends with the session.
-            runtime.spawn(async move { session.release_lease(lease_id, generation).await.ok() });
+            runtime.spawn(async move { session.release_lease(lease_id, 0).await.ok() });
         }
     }
 }
@@ -385,21 +428,20 @@ impl Drop for Buffer {
 mod tests {
     use super::*;
 
-    fn registration(length_bytes: u64) -> Hidden {
-        Hidden(v1::Registration {
+    fn registration(length_bytes: u64) -> Registration {
+        Registration(Arc::new(v1::Registration {
             hca: "mlx5_0".into(),
             slot: 3,
             generation: 9,
             rkey: 77_777,
             length_bytes,
             ..Default::default()
-        })
+        }))
     }
 
     #[test]
     fn spans_carry_slot_and_generation_and_stay_inside() {
-        let hidden = registration(100);
-        let registration = Registration { registration: &hidden };
+        let registration = registration(100);
         let span = registration.span(60, 40).unwrap();
         assert_eq!((span.slot, span.generation, span.offset, span.len_bytes), (3, 9, 60, 40));
         for (offset, len) in [(61, 40), (u64::MAX, 1)] {
@@ -409,7 +451,6 @@ mod tests {
 
     #[test]
     fn debug_output_has_no_rkey() {
-        let hidden = registration(100);
-        assert!(!format!("{:?}", Registration { registration: &hidden }).contains("77777"));
+        assert!(!format!("{:?}", registration(100)).contains("77777"));
     }
 }

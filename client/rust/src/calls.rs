@@ -51,6 +51,11 @@ impl CallContext {
         with_token(token, self.request(message))
     }
 
+    /// An answer that a restart of the daemon has made worthless.
+    pub(crate) fn restarted(&self, what: &'static str) -> ClientError {
+        ClientError::Unreachable { path: self.socket.clone(), source: what.into() }
+    }
+
     /// What the failure of `call` means.
     pub(crate) fn error(&self, call: &'static str, status: Status) -> ClientError {
         let reason = status.metadata().get(REASON_KEY).and_then(|value| value.to_str().ok()).unwrap_or_default();

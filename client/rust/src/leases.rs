@@ -3,7 +3,7 @@
 use gdrd_proto::v1;
 use gdrd_proto::v1::buffers_client::BuffersClient;
 use gdrd_proto::v1::queue_pairs_client::QueuePairsClient;
-use tonic::{Request, Streaming};
+use tonic::{Request, Response, Streaming};
 
 use crate::calls::{CallContext, with_token};
 use crate::error::ClientError;
@@ -22,9 +22,14 @@ impl Session {
         let mut leases = Vec::new();
         let mut request = v1::ListLeasesRequest::default();
         for _ in 0..MAX_PAGES {
-            let call = self.request(request.clone());
-            let answer = BuffersClient::new(self.channel()).list(call).await;
-            let page = answer.map_err(|status| self.error("Buffers.List", status))?.into_inner();
+            let list = |session: Session| {
+                let call = session.request(request.clone());
+                async move {
+                    let answer = BuffersClient::new(session.channel()).list(call).await;
+                    answer.map(Response::into_inner).map_err(|status| session.error("Buffers.List", status))
+                }
+            };
+            let page = self.across_restarts(list).await?;
             leases.extend(page.leases);
             if page.next_page_token.is_empty() {
                 return Ok(leases);
@@ -42,9 +47,14 @@ impl Session {
         let mut queue_pairs = Vec::new();
         let mut request = v1::ListQueuePairsRequest::default();
         for _ in 0..MAX_PAGES {
-            let call = self.request(request.clone());
-            let answer = QueuePairsClient::new(self.channel()).list(call).await;
-            let page = answer.map_err(|status| self.error("QueuePairs.List", status))?.into_inner();
+            let list = |session: Session| {
+                let call = session.request(request.clone());
+                async move {
+                    let answer = QueuePairsClient::new(session.channel()).list(call).await;
+                    answer.map(Response::into_inner).map_err(|status| session.error("QueuePairs.List", status))
+                }
+            };
+            let page = self.across_restarts(list).await?;
             queue_pairs.extend(page.queue_pairs);
             if page.next_page_token.is_empty() {
                 return Ok(queue_pairs);

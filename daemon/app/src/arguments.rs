@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -58,14 +59,26 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FORMAT")]
     pub(crate) log_format: Option<LogFormat>,
 
-    /// What the daemon starts itself for
     #[command(subcommand)]
-    pub(crate) command: Option<Hidden>,
+    pub(crate) command: Option<Other>,
 }
 
-/// Processes that the daemon starts from its own binary.
+/// What else this binary is.
 #[derive(Debug, clap::Subcommand)]
-pub(crate) enum Hidden {
+pub(crate) enum Other {
+    /// Start the daemon, keep its memory and sessions, and start it again with them when it dies: where there is no
+    /// systemd
+    Keeper {
+        /// Arguments of the daemon
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+        daemon: Vec<OsString>,
+    },
+    /// What the keeper starts: takes kept descriptors and becomes the daemon
+    #[command(hide = true)]
+    KeeperChild {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        daemon: Vec<OsString>,
+    },
     /// Where the GPU driver's library lives
     #[command(subcommand, hide = true)]
     Worker(WorkerCommand),

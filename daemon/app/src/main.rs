@@ -7,36 +7,50 @@ mod daemon;
 mod gpus;
 mod hardware;
 mod health;
+mod inherited;
+mod keeper;
 mod logging;
 mod notify;
 mod rescan;
 mod runtime_dir;
 mod sockets;
+mod store;
 mod worker;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use gdrd_engine::Engine;
+use gdrd_engine::{Continuity, Engine, SessionResumed};
 use gdrd_server::{Backend, HostFacts, Server, ServerConfig};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::arguments::{Arguments, Hidden};
+use crate::arguments::{Arguments, Other};
 use crate::config::Config;
+use crate::inherited::Inherited;
 use crate::rescan::Rescan;
 use crate::runtime_dir::RuntimeDir;
-use crate::sockets::Activated;
+use crate::store::Store;
 
 /// Wrong arguments or configuration; clap's own code for usage errors.
 const EXIT_USAGE: u8 = 2;
+/// The engine's journal, in the runtime folder: it means something as long as the kept descriptors do.
+const JOURNAL_NAME: &str = "gdrd.journal";
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if let Some(Hidden::Worker(command)) = &arguments.command {
-        return worker::run(command);
+    match &arguments.command {
+        Some(Other::Worker(command)) => return worker::run(command),
+        Some(Other::Keeper { daemon }) => return run_keeper(&arguments, daemon),
+        Some(Other::KeeperChild { daemon }) => {
+            return keeper::become_daemon(daemon)
+                .map_or_else(|error| fail(&error, ExitCode::FAILURE), |()| ExitCode::FAILURE);
+        }
+        None => {}
     }
     if arguments.list_profiles {
         println!("{}", gdrd_topology::profile::builtin_names().join("\n"));
@@ -54,6 +68,15 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, ExitCode::FAILURE),
     }
+}
+
+fn run_keeper(arguments: &Arguments, daemon: &[OsString]) -> ExitCode {
+    let kept = configure(arguments).and_then(|config| {
+        logging::start(logging::filter(&config.log.filter)?, config.log.format)?;
+        raise_descriptor_limit();
+        keeper::run(daemon)
+    });
+    kept.unwrap_or_else(|error| fail(&error, ExitCode::FAILURE))
 }
 
 fn fail(error: &anyhow::Error, code: ExitCode) -> ExitCode {
@@ -75,17 +98,25 @@ fn configure(arguments: &Arguments) -> anyhow::Result<Config> {
 }
 
 fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
-    // First of all: it changes the environment, which is safe only while there is one thread.
-    let variable = |name: &str| std::env::var(name).ok();
-    let activated = Activated::take(variable("LISTEN_FDS"), variable("LISTEN_FDNAMES"))?;
+    // First of all: what is opened before could be taken for one of them.
+    let Inherited { activated, kept, closed } = Inherited::take(std::env::var("LISTEN_FDS").ok())?;
     logging::start(logging::filter(&config.log.filter)?, config.log.format)?;
+    for name in closed {
+        warn!(name, "a descriptor that this daemon was started with means nothing to it and is closed");
+    }
     let is_root = rustix::process::geteuid().is_root();
     let folder = runtime_dir::locate(arguments.runtime_dir.clone(), |name| std::env::var_os(name), is_root)?;
     let chosen = hardware::choose(arguments, config)?;
     let runtime_dir = RuntimeDir::claim(folder)?;
     let descriptors = raise_descriptor_limit();
 
-    let engine = start_engine(config, chosen.gpu_proof, chosen.hardware, descriptors)?;
+    let store = Store::find(std::env::var_os("NOTIFY_SOCKET").as_deref(), std::env::var("FDSTORE").ok().as_deref());
+    let store = store.context("connect to the descriptor store")?;
+    let most_kept = store.as_ref().map(|store| store.most);
+    let journal = runtime_dir.path().join(JOURNAL_NAME);
+    let continuity = store.map(|store| Continuity { keeper: Arc::new(store), journal, kept });
+    let limits = (lendable(descriptors), most_kept);
+    let (engine, resumed) = start_engine(config, chosen.gpu_proof, chosen.hardware, limits, continuity)?;
     let facts = HostFacts {
         backends: chosen.backends,
         sim_profile: chosen.sim_profile,
@@ -103,7 +134,8 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         topology: chosen.topology.clone(),
         engine: engine.clone(),
     };
-    let server = ServerConfig { engine: engine.clone(), topology: chosen.topology, facts, limits: config.server() };
+    let server =
+        ServerConfig { engine: engine.clone(), topology: chosen.topology, facts, limits: config.server(), resumed };
 
     // Bound last: from here on clients connect, and find someone who answers.
     let listening = activated.complete(runtime_dir.path())?;
@@ -124,15 +156,26 @@ fn start_engine(
     config: &Config,
     gpu_proof: gdrd_engine::GpuProof,
     hardware: gdrd_engine::Hardware,
-    descriptors: u32,
-) -> anyhow::Result<Engine> {
+    (descriptors, most_kept): (u32, Option<u32>),
+    continuity: Option<Continuity>,
+) -> anyhow::Result<(Engine, Vec<SessionResumed>)> {
     let (policy, warnings) = config.policy(rustix::process::geteuid().as_raw());
     for warning in warnings {
         info!("{warning}");
     }
     let mut engine = config.engine(policy, gpu_proof);
-    engine.limits.max_descriptors = lendable(descriptors);
-    Engine::start(engine, hardware).context("start the engine")
+    engine.limits.max_descriptors = descriptors;
+    engine.limits.max_kept_descriptors = most_kept.unwrap_or(u32::MAX);
+    let Some(continuity) = continuity else {
+        let engine = Engine::start(engine, hardware).context("start the engine")?;
+        return Ok((engine, Vec::new()));
+    };
+    info!(most_kept, kept = continuity.kept.len(), "sessions and leases outlive this process: descriptors are kept");
+    let (engine, resumed) = Engine::take_up(engine, hardware, continuity).context("start the engine")?;
+    if !resumed.is_empty() {
+        info!(sessions = resumed.len(), "sessions of the daemon before go on");
+    }
+    Ok((engine, resumed))
 }
 
 /// One line on what is served, for the log and for `systemctl status`.

@@ -1,18 +1,22 @@
 //! What systemd is told: ready, status, watchdog, stopping (sd_notify(3)). Without NOTIFY_SOCKET nothing is said.
 
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
-use sd_notify::NotifyState;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with};
 use tracing::warn;
 
 /// The daemon serves.
 pub(crate) fn ready(status: &str) {
-    tell(&[NotifyState::Ready, NotifyState::Status(status)]);
+    tell(&format!("READY=1\nSTATUS={}", one_line(status)));
 }
 
 /// The daemon ends.
 pub(crate) fn stopping() {
-    tell(&[NotifyState::Stopping, NotifyState::Status("draining")]);
+    tell("STOPPING=1\nSTATUS=draining");
 }
 
 /// Tells the watchdog that the daemon lives, as long as `alive` comes back; pending for ever where none is set.
@@ -23,12 +27,34 @@ pub(crate) async fn watchdog(alive: impl Fn()) {
     loop {
         ticks.tick().await;
         alive();
-        tell(&[NotifyState::Watchdog]);
+        tell("WATCHDOG=1");
     }
 }
 
-fn tell(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
+/// The socket to whoever started this process, at the address in NOTIFY_SOCKET: a path, or with `@` a name in the
+/// abstract namespace, which the sd-notify crate does not know.
+///
+/// # Errors
+/// When nobody listens there.
+pub(crate) fn socket(address: &OsStr) -> io::Result<OwnedFd> {
+    let address = match address.as_bytes() {
+        [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name)?,
+        path => SocketAddrUnix::new(path)?,
+    };
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    connect(&socket, &address)?;
+    Ok(socket)
+}
+
+/// Says something, one assignment a line.
+pub(crate) fn tell(message: &str) {
+    let Some(address) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let told = socket(&address).and_then(|socket| Ok(send(&socket, message.as_bytes(), SendFlags::NOSIGNAL)?));
+    if let Err(error) = told {
         warn!(%error, "systemd could not be told");
     }
+}
+
+fn one_line(text: &str) -> String {
+    text.replace('\n', " ")
 }

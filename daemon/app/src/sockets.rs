@@ -1,4 +1,4 @@
-//! The two listening sockets: handed over by systemd (sd_listen_fds(3)), else bound in the runtime folder.
+//! The two listening sockets: handed over by systemd (see `inherited`), else bound in the runtime folder.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -8,7 +8,6 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use gdrd_server::Sockets;
-use listenfd::ListenFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use thiserror::Error;
 
@@ -39,9 +38,6 @@ pub(crate) enum SocketError {
         /// Its path.
         path: PathBuf,
     },
-    /// systemd handed over something else.
-    #[error("socket activation: {0}")]
-    Activation(String),
 }
 
 /// Sockets, and which of them this process made and removes in the end.
@@ -66,62 +62,14 @@ impl Drop for Made {
     }
 }
 
-/// Most descriptors that are taken over: `FileDescriptorStoreMax=` of the unit and both sockets fit in.
-const MAX_PASSED_FDS: u32 = 65_536;
-
 /// What systemd handed over; either may be missing and is then bound.
 #[derive(Debug, Default)]
 pub(crate) struct Activated {
-    grpc: Option<UnixListener>,
-    session: Option<OwnedFd>,
+    pub(crate) grpc: Option<UnixListener>,
+    pub(crate) session: Option<OwnedFd>,
 }
 
 impl Activated {
-    /// Takes the fds that `LISTEN_FDS` names, each by what it is; must be called before any thread is there, since it
-    /// removes those variables for the children.
-    ///
-    /// # Errors
-    /// `Activation` for a count that is none or beyond what systemd passes, an fd that is neither socket, or twice the
-    /// same.
-    pub(crate) fn take(count: Option<String>, names: Option<String>) -> Result<Self, SocketError> {
-        let within = |count: &String| count.parse().is_ok_and(|count: u32| count <= MAX_PASSED_FDS);
-        if let Some(count) = count.filter(|count| !within(count)) {
-            let shown: String = count.chars().take(20).collect();
-            return Err(SocketError::Activation(format!("LISTEN_FDS={shown} is no number from 0 to {MAX_PASSED_FDS}")));
-        }
-        let mut fds = ListenFd::from_env();
-        let names: Vec<String> = names.unwrap_or_default().split(':').map(str::to_owned).collect();
-        let mut activated = Self::default();
-        for index in 0..fds.len() {
-            let name = names.get(index).map_or("unknown", String::as_str);
-            activated.take_one(&mut fds, index, name).map_err(SocketError::Activation)?;
-        }
-        Ok(activated)
-    }
-
-    /// The type tells the two apart; the name (FileDescriptorName=) is for messages.
-    fn take_one(&mut self, fds: &mut ListenFd, index: usize, name: &str) -> Result<(), String> {
-        if let Ok(Some(grpc)) = fds.take_unix_listener(index) {
-            return match self.grpc.replace(grpc) {
-                None => Ok(()),
-                Some(_) => Err(format!("descriptor {index} ({name}) is a second stream socket")),
-            };
-        }
-        let session = fds.take_custom::<OwnedFd>(
-            index,
-            AddressFamily::UNIX.as_raw().into(),
-            i32::try_from(SocketType::SEQPACKET.as_raw()).unwrap_or_default(),
-            "unix seqpacket socket",
-        );
-        match session {
-            Ok(Some(session)) => match self.session.replace(session) {
-                None => Ok(()),
-                Some(_) => Err(format!("descriptor {index} ({name}) is a second seqpacket socket")),
-            },
-            _ => Err(format!("descriptor {index} ({name}) is neither a unix stream nor a unix seqpacket socket")),
-        }
-    }
-
     /// Completes them with sockets bound in `folder`, which must be this daemon's own: stale ones are replaced.
     ///
     /// # Errors

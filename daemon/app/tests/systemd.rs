@@ -105,12 +105,21 @@ fn socket_that_systemd_does_not_have_is_bound() {
 }
 
 #[test]
-fn descriptor_that_is_no_socket_is_refused_by_name() {
+fn descriptor_that_means_nothing_is_closed_with_a_line() {
     let stage = Stage::new();
     let file = Stdio::from(File::open("/dev/null").expect("it opens"));
-    let status = stage.activated(file, None, "oops", &["--sim", "dgx-a100"]).status().expect("it starts");
+    let daemon = stage.start(stage.activated(file, None, "oops!", &["--sim", "dgx-a100"]));
+    assert!(stage.log().contains("means nothing to it and is closed name=\"oops!\""), "{}", stage.log());
+    end(daemon);
+}
+
+#[test]
+fn second_socket_of_a_kind_is_refused_by_name() {
+    let stage = Stage::new();
+    let (one, other) = (session_listener(&stage.path("one")), session_listener(&stage.path("other")));
+    let status = stage.activated(one, Some(other), "sess:more", &["--sim", "dgx-a100"]).status().expect("it starts");
     assert_eq!(status.code(), Some(1));
-    assert!(stage.log().contains("descriptor 0 (oops) is neither"), "{}", stage.log());
+    assert!(stage.log().contains("more is a second seqpacket socket"), "{}", stage.log());
 }
 
 #[test]

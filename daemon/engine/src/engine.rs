@@ -15,7 +15,7 @@ use crate::error::EngineError;
 use crate::gpu_memory::GpuMemoryUse;
 use crate::ids::{DeviceNumber, Generation, LeaseId, QueuePairId, SessionId, Token};
 use crate::keep::Continuity;
-use crate::lease::{AcquireRequest, LeaseEvent, LeaseGrant, LeasePage, MemoryKind};
+use crate::lease::{AcquireRequest, LeaseEvent, LeaseGrant, LeaseInfo, LeasePage, MemoryKind};
 use crate::peer::Peer;
 use crate::plan::HostPlan;
 use crate::queue_pair::{QueuePairGrant, QueuePairPage, QueuePairRequest};
@@ -94,6 +94,12 @@ impl Engine {
         let runtime = Runtime::start(config, hardware, Some(keeper))?;
         let engine = Self { running: Arc::new(Running(Arc::clone(&runtime))) };
         Ok((engine, runtime.restore(journal, kept)))
+    }
+
+    /// Whether anything is kept for the next daemon.
+    #[must_use]
+    pub fn keeps(&self) -> bool {
+        self.runtime().keeps()
     }
 
     /// Has the socket of a session just opened kept for the next daemon. Returns once it is; blocks on the keeper. Does
@@ -208,6 +214,14 @@ impl Engine {
     /// `UnknownLease`, `NotHolder`, `LeaseRevoked`, `BadArgument` (ttl zero or above the limit), `SessionEnded`.
     pub fn detach(&self, session: SessionId, lease: LeaseId, ttl: Duration) -> Result<(), EngineError> {
         self.done(|call| Input::Detach { call, session, lease, ttl })
+    }
+
+    /// A lease that the session holds, as it is now, with its keys.
+    ///
+    /// # Errors
+    /// `UnknownLease`, `NotHolder`, `SessionEnded`.
+    pub fn lease(&self, session: SessionId, lease: LeaseId) -> Result<LeaseInfo, EngineError> {
+        self.runtime().lease_with_keys(session, lease)
     }
 
     /// A page of leases, from `start` on; rkeys read 0. `page` 0 is the limit.

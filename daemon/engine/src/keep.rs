@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn other_texts_are_no_names() {
-        for text in ["", "abc", "abcde", "ABCD", "ab:d", "+abc", "grpc!", "äbc"] {
+        for text in ["", "abc", "abcde", "aBcD", "ab:d", "+abc", "grpc!", "äbc"] {
             assert!(text.parse::<Name>().is_err(), "{text}");
         }
     }

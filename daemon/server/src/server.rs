@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use gdrd_engine::Engine;
+use gdrd_engine::{Engine, SessionResumed};
 use thiserror::Error;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +33,8 @@ pub struct ServerConfig {
     pub facts: HostFacts,
     /// Its bounds.
     pub limits: ServerLimits,
+    /// Sessions of an earlier daemon that go on.
+    pub resumed: Vec<SessionResumed>,
 }
 
 /// Why a server does not serve.
@@ -68,7 +70,7 @@ impl Server {
     /// # Errors
     /// `Socket`.
     pub fn new(sockets: Sockets, config: ServerConfig, stop: CancellationToken) -> Result<Self, ServerError> {
-        let ServerConfig { engine, topology, facts, limits } = config;
+        let ServerConfig { engine, topology, facts, limits, resumed } = config;
         let failed = |socket| move |source| ServerError::Socket { socket, source };
         sockets.grpc.set_nonblocking(true).map_err(failed("gRPC"))?;
         let grpc = UnixListener::from_std(sockets.grpc).map_err(failed("gRPC"))?;
@@ -78,6 +80,7 @@ impl Server {
         let listener =
             Listener::new(sockets.session, admission, engine.clone(), sessions.clone(), limits.clone(), stop.clone());
         let listener = listener.map_err(failed("session"))?;
+        listener.resume(resumed);
         let parts = grpc::Parts { engine, sessions, topology, facts, session_connections };
         Ok(Self { grpc, listener, parts, limits, stop })
     }

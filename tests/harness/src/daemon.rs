@@ -3,7 +3,7 @@
 use std::fs::{File, Permissions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::footprint::Footprint;
 use crate::lines::readable;
-use crate::process::Process;
+use crate::process::{Process, kill_pid, wait_until};
 use crate::{PATIENCE, binary, fail};
 
 /// What to start.
@@ -22,11 +22,12 @@ pub struct DaemonOptions {
     /// `None` for this machine's own hardware.
     profile: Option<String>,
     config: Option<String>,
+    kept: bool,
 }
 
 impl Default for DaemonOptions {
     fn default() -> Self {
-        Self { profile: Some("dgx-a100".into()), config: None }
+        Self { profile: Some("dgx-a100".into()), config: None, kept: false }
     }
 }
 
@@ -52,6 +53,13 @@ impl DaemonOptions {
         self
     }
 
+    /// Under `gdrd keeper`, which keeps its descriptors and starts it again when it dies.
+    #[must_use]
+    pub fn kept(mut self) -> Self {
+        self.kept = true;
+        self
+    }
+
     /// Starts it and waits until it says that it serves.
     ///
     /// # Panics
@@ -73,6 +81,9 @@ impl DaemonOptions {
         let notify = UnixDatagram::bind(&notify_path).expect("bind the notify socket");
         let log = File::options().create(true).append(true).open(folder.join(LOG)).expect("open the daemon's log");
         let mut command = Command::new(binary("gdrd"));
+        if self.kept {
+            command.args(["keeper", "--"]);
+        }
         if let Some(profile) = &self.profile {
             command.args(["--sim", profile]);
         }
@@ -147,6 +158,32 @@ impl Daemon {
     pub fn stop(mut self) -> ExitStatus {
         self.process.signal(Signal::TERM);
         self.process.wait()
+    }
+
+    /// The daemon's own process: under a keeper another than [`Daemon::pid`].
+    ///
+    /// # Panics
+    /// When it has not written its pid.
+    #[must_use]
+    pub fn daemon_pid(&self) -> u32 {
+        let read = || std::fs::read_to_string(self.runtime_dir().join("gdrd.lock")).unwrap_or_default();
+        // Empty for a moment while a daemon writes it.
+        wait_until("the daemon has written its pid", || read().trim().parse())
+    }
+
+    /// Kills a kept daemon without a word. The keeper starts it again, with whatever was done to its files by `meanwhile`,
+    /// which runs while the keeper stands still.
+    pub fn kill_kept(&self, meanwhile: impl FnOnce(&Path)) {
+        let before = self.daemon_pid();
+        self.process.signal(Signal::STOP);
+        kill_pid(before);
+        meanwhile(&self.runtime_dir());
+        self.process.signal(Signal::CONT);
+        wait_until("the keeper has started another daemon", || match self.daemon_pid() {
+            pid if pid == before => Err(pid),
+            _ => Ok(()),
+        });
+        wait_until("it listens", || UnixStream::connect(self.runtime_dir().join("gdrd.sock")).map(drop));
     }
 
     /// Kills it without a word, and leaves its folder.

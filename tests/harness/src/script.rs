@@ -153,6 +153,16 @@ pub enum Command {
         /// Buffer.
         buffer: String,
     },
+    /// Awaits that the daemon was started again so often and went on with the session. Answers how often it was.
+    AwaitRestart {
+        /// How often.
+        restarts: u64,
+    },
+    /// Asks for the buffer's registrations as they are now. Answers the lease.
+    Refresh {
+        /// Buffer.
+        buffer: String,
+    },
     /// Releases, awaiting the answer.
     Release {
         /// Buffer.

@@ -49,36 +49,44 @@ impl Session {
     pub async fn create_queue_pair(&self, options: QueuePairOptions) -> Result<QueuePair, ClientError> {
         let session = self.clone();
         let call = async move {
-            let expected = session.expect_delivery();
-            let request = session.request(options.into_request());
-            let answer = QueuePairsClient::new(session.channel()).create(request).await;
-            let made = answer.map_err(|status| session.error("QueuePairs.Create", status))?.into_inner();
-            let subject = Subject::QueuePair(made.queue_pair_id);
-            let (mut delivery, live) = session.claim(expected, made.delivery_id, subject).await?;
-            let mut take = |kind| {
-                let missing = || ClientError::protocol(format!("a queue pair came without its {kind} fd"));
-                delivery.take(kind).ok_or_else(missing)
-            };
-            let opened = (|| Ok((ClientRing::open(take("ring")?)?, take("doorbell")?)))();
-            match opened {
-                Ok((ring, doorbell)) => QueuePair::new(session, made, ring, doorbell, live),
-                Err(error) => {
-                    session.destroy_queue_pair(made.queue_pair_id).await?;
-                    Err(error)
-                }
-            }
+            let wanted = options.into_request();
+            session.across_restarts(|session| QueuePair::create(session, wanted.clone())).await
         };
         FinishOnDrop::new(self.runtime(), call).await
     }
 
     async fn destroy_queue_pair(&self, queue_pair_id: u64) -> Result<(), ClientError> {
-        let request = self.request(v1::DestroyQueuePairRequest { queue_pair_id });
-        let answer = QueuePairsClient::new(self.channel()).destroy(request).await;
-        answer.map(drop).map_err(|status| self.error("QueuePairs.Destroy", status))
+        let destroy = |session: Session| async move {
+            let request = session.request(v1::DestroyQueuePairRequest { queue_pair_id });
+            let answer = QueuePairsClient::new(session.channel()).destroy(request).await;
+            answer.map(drop).map_err(|status| session.error("QueuePairs.Destroy", status))
+        };
+        self.ending(destroy).await
     }
 }
 
 impl QueuePair {
+    async fn create(session: Session, wanted: v1::CreateQueuePairRequest) -> Result<Self, ClientError> {
+        let expected = session.expect_delivery();
+        let request = session.request(wanted);
+        let answer = QueuePairsClient::new(session.channel()).create(request).await;
+        let made = answer.map_err(|status| session.error("QueuePairs.Create", status))?.into_inner();
+        let subject = Subject::QueuePair(made.queue_pair_id);
+        let (mut delivery, live) = session.claim(expected, made.delivery_id, subject).await?;
+        let mut take = |kind| {
+            let missing = || ClientError::protocol(format!("a queue pair came without its {kind} fd"));
+            delivery.take(kind).ok_or_else(missing)
+        };
+        let opened = (|| Ok((ClientRing::open(take("ring")?)?, take("doorbell")?)))();
+        match opened {
+            Ok((ring, doorbell)) => QueuePair::new(session, made, ring, doorbell, live),
+            Err(error) => {
+                session.destroy_queue_pair(made.queue_pair_id).await?;
+                Err(error)
+            }
+        }
+    }
+
     fn new(
         session: Session,
         made: v1::QueuePair,

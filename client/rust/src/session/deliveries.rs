@@ -1,7 +1,7 @@
 //! Descriptors that came by the session socket, kept until the call that they belong to asks for them.
 //! Either may come first: the delivery, or the reply that names it. What nobody will ask for is given back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,6 +51,8 @@ struct State {
     /// Calls under way whose reply may name a delivery.
     expected: usize,
     slots: HashMap<u64, Slot>,
+    /// Leases that this process gave up its handle of and not its hold: they were detached.
+    left: HashSet<u64>,
     /// What this process has a handle of, with how many, and why a queue pair among it failed.
     live: HashMap<Subject, (usize, Option<String>)>,
     ended: bool,
@@ -106,6 +108,20 @@ impl Deliveries {
         state.slots.clear();
     }
 
+    /// The daemon was started again and tells what it has of this session. Descriptors that it had not sent yet will not
+    /// come; what it lent to calls whose answers were lost is given back.
+    pub(super) fn resumed(&self, subjects: impl IntoIterator<Item = Subject>) {
+        let orphans: Vec<Subject> = {
+            let mut state = self.lock();
+            state.slots.retain(|_, slot| matches!(slot, Slot::Arrived(_)));
+            let arrived: HashSet<Subject> = state.slots.values().filter_map(Slot::subject).collect();
+            let is_left = |subject: &Subject| matches!(subject, Subject::Lease(id) if state.left.contains(id));
+            let known = |subject: &Subject| state.live.contains_key(subject) || arrived.contains(subject);
+            subjects.into_iter().filter(|subject| !known(subject) && !is_left(subject)).collect()
+        };
+        orphans.into_iter().for_each(|subject| (self.0.give_back)(subject));
+    }
+
     /// Notes why a queue pair failed, for whoever has a handle of it.
     pub(super) fn fail(&self, queue_pair_id: u64, message: String) {
         if let Some((_, failure)) = self.lock().live.get_mut(&Subject::QueuePair(queue_pair_id)) {
@@ -125,6 +141,15 @@ impl Deliveries {
     fn lock(&self) -> MutexGuard<'_, State> {
         // No holder of this lock can panic between two changes that belong together.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    fn subject(&self) -> Option<Subject> {
+        match self {
+            Self::Arrived(delivery) => delivery.subject,
+            Self::Awaited(_) => None,
+        }
     }
 }
 
@@ -181,6 +206,13 @@ pub(crate) struct Live {
 }
 
 impl Live {
+    /// The hold stays when the handle goes, until the session ends.
+    pub(crate) fn leave(&self) {
+        if let Subject::Lease(id) = self.subject {
+            self.deliveries.lock().left.insert(id);
+        }
+    }
+
     /// Why the queue pair failed, where the daemon said so.
     pub(crate) fn failure(&self) -> Option<String> {
         self.deliveries.lock().live.get(&self.subject).and_then(|(_, failure)| failure.clone())
@@ -251,6 +283,26 @@ mod tests {
         assert!(given_back.lock().unwrap().is_empty());
         drop(handle);
         assert!(deliveries.lock().live.is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_a_restarted_daemon_has_for_nobody_is_given_back() {
+        let (deliveries, given_back) = deliveries();
+        let (first, second, third) = (deliveries.expect(), deliveries.expect(), deliveries.expect());
+        deliveries.arrive(1, delivery(10, "memory"));
+        let (_, live) = first.claim(1, Subject::Lease(10)).await.unwrap();
+        deliveries.arrive(2, delivery(20, "memory"));
+        let waits = third.claim(3, Subject::Lease(30));
+        let (claimed, ()) = tokio::join!(waits, async {
+            deliveries.resumed([10, 20, 30, 40].map(Subject::Lease));
+        });
+        assert!(claimed.is_none(), "descriptors that were not sent will not come");
+        assert_eq!(*given_back.lock().unwrap(), [Subject::Lease(30), Subject::Lease(40)]);
+        live.leave();
+        drop((live, second));
+        given_back.lock().unwrap().clear();
+        deliveries.resumed([Subject::Lease(10)]);
+        assert!(given_back.lock().unwrap().is_empty(), "a detached lease stays with its session");
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@ mod socket;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use gdrd_proto::v1;
 use gdrd_proto::v1::buffers_client::BuffersClient;
@@ -64,6 +65,8 @@ struct Shared {
     deliveries: Deliveries,
     proofs: Proofs,
     end: watch::Receiver<Option<SessionEnd>>,
+    /// How often the daemon was started again and took the session up.
+    resumed: watch::Receiver<u64>,
     reader: AbortHandle,
     runtime: Handle,
 }
@@ -95,7 +98,13 @@ impl Session {
         let deliveries = deliveries_of(channel.clone(), token.clone(), context.clone());
         let proofs = Proofs::default();
         let (end_sender, end) = watch::channel(None);
-        let reader = Reader { socket: Arc::clone(&socket), deliveries: deliveries.clone(), proofs: proofs.clone() };
+        let (resumed_sender, resumed) = watch::channel(0);
+        let reader = Reader {
+            socket: Arc::clone(&socket),
+            deliveries: deliveries.clone(),
+            proofs: proofs.clone(),
+            resumed: resumed_sender,
+        };
         let reader = tokio::spawn(reader.run(end_sender)).abort_handle();
         let (id, runtime) = (welcome.session_id, Handle::current());
         Ok(Self(Arc::new(Shared {
@@ -108,6 +117,7 @@ impl Session {
             deliveries,
             proofs,
             end,
+            resumed,
             reader,
             runtime,
         })))
@@ -130,6 +140,20 @@ impl Session {
     #[must_use]
     pub fn end(&self) -> Option<SessionEnd> {
         self.0.end.borrow().clone()
+    }
+
+    /// How often the daemon was started again and went on with this session. Memory and its content are the same; buffers
+    /// have new registrations ([`Buffer::refresh`](crate::Buffer::refresh)), and queue pairs have ended.
+    #[must_use]
+    pub fn restarts(&self) -> u64 {
+        *self.0.resumed.borrow()
+    }
+
+    /// Waits until [`Session::restarts`] is more than `seen`, and returns it; `None` when the session ends first.
+    /// Cancel-safe.
+    pub async fn restarted(&self, seen: u64) -> Option<u64> {
+        let mut resumed = self.0.resumed.clone();
+        resumed.wait_for(|count| *count > seen).await.ok().map(|count| *count)
     }
 
     /// Ends the session now, for forked children that hold its socket as well. Mappings stay valid until their buffers
@@ -177,6 +201,50 @@ impl Session {
         self.0.deliveries.expect()
     }
 
+    /// Makes a call. Where the connection to the daemon breaks it is made again: at once, since the connection may have
+    /// been to a daemon before this one, and once more when the daemon has taken the session up. What calls without an
+    /// answer were lent is given back then, so that a second call takes nothing twice.
+    pub(crate) async fn across_restarts<T, F: Future<Output = Result<T, ClientError>>>(
+        &self,
+        call: impl Fn(Session) -> F,
+    ) -> Result<T, ClientError> {
+        let call = || call(self.clone());
+        let seen = self.restarts();
+        let until = tokio::time::Instant::now() + self.0.context.deadline;
+        match call().await {
+            Err(error) if error.is_unreachable() && self.end().is_none() => {}
+            answer => return answer,
+        }
+        let broken = match call().await {
+            Err(error) if error.is_unreachable() => error,
+            answer => return answer,
+        };
+        match tokio::time::timeout_at(until, self.restarted(seen)).await {
+            Ok(Some(_)) => call().await,
+            Ok(None) => Err(self.ended().await.into()),
+            Err(_) => Err(broken),
+        }
+    }
+
+    /// Makes a call that ends something. That it is gone is what was wanted, if an attempt without an answer may have
+    /// ended it.
+    pub(crate) async fn ending<F: Future<Output = Result<(), ClientError>>>(
+        &self,
+        call: impl Fn(Session) -> F,
+    ) -> Result<(), ClientError> {
+        let attempts = AtomicU32::new(0);
+        let ended = self.across_restarts(|session| {
+            attempts.fetch_add(1, Ordering::Relaxed);
+            call(session)
+        });
+        match ended.await {
+            Err(error) if attempts.into_inner() > 1 && error.reason().is_some_and(|reason| GONE.contains(&reason)) => {
+                Ok(())
+            }
+            answer => answer,
+        }
+    }
+
     /// The descriptors that a reply named.
     pub(crate) async fn claim(
         &self,
@@ -187,11 +255,17 @@ impl Session {
         let deadline = self.0.context.deadline;
         match tokio::time::timeout(deadline, expected.claim(id, subject)).await {
             Ok(Some(claimed)) => Ok(claimed),
-            Ok(None) => Err(self.ended().await.into()),
+            Ok(None) => match self.end() {
+                Some(end) => Err(end.into()),
+                None => Err(self.0.context.restarted("the daemon was started again before it sent the descriptors")),
+            },
             Err(_) => Err(ClientError::Deadline { call: "the delivery of descriptors", deadline }),
         }
     }
 }
+
+/// Reasons of the daemon for not ending what is not there.
+const GONE: [&str; 3] = ["LEASE_UNKNOWN", "LEASE_NOT_HELD", "QUEUE_PAIR_UNKNOWN"];
 
 impl Drop for Shared {
     fn drop(&mut self) {
@@ -231,16 +305,23 @@ fn deliveries_of(channel: Channel, token: Token, context: CallContext) -> Delive
     Deliveries::new(move |subject| {
         let (channel, token, context) = (channel.clone(), token.clone(), context.clone());
         runtime.spawn(async move {
-            // Refused where the daemon was quicker; there is nobody to tell.
-            match subject {
-                Subject::Lease(lease_id) => {
-                    let request = v1::ReleaseRequest { lease_id, generation: 0 };
-                    let request = context.session_request(&token, request);
-                    BuffersClient::new(channel).release(request).await.map(drop)
-                }
-                Subject::QueuePair(queue_pair_id) => {
-                    let request = context.session_request(&token, v1::DestroyQueuePairRequest { queue_pair_id });
-                    QueuePairsClient::new(channel).destroy(request).await.map(drop)
+            // The first may meet the dead connection to a daemon before this one. Refused where the daemon was quicker;
+            // there is nobody to tell, and a daemon that is started again asks again.
+            for _ in 0..2 {
+                let channel = channel.clone();
+                let given_back = match subject {
+                    Subject::Lease(lease_id) => {
+                        let request = v1::ReleaseRequest { lease_id, generation: 0 };
+                        let request = context.session_request(&token, request);
+                        BuffersClient::new(channel).release(request).await.map(drop)
+                    }
+                    Subject::QueuePair(queue_pair_id) => {
+                        let request = context.session_request(&token, v1::DestroyQueuePairRequest { queue_pair_id });
+                        QueuePairsClient::new(channel).destroy(request).await.map(drop)
+                    }
+                };
+                if given_back.is_ok() {
+                    break;
                 }
             }
         });
@@ -273,6 +354,7 @@ struct Reader {
     socket: Arc<SessionSocket>,
     deliveries: Deliveries,
     proofs: Proofs,
+    resumed: watch::Sender<u64>,
 }
 
 impl Reader {
@@ -311,6 +393,21 @@ impl Reader {
             }
             daemon_message::Message::QueuePairFailed(failed) => {
                 self.deliveries.fail(failed.queue_pair_id, failed.message);
+                Ok(None)
+            }
+            daemon_message::Message::Resumed(resumed) => {
+                let leases = resumed.lease_ids.into_iter().map(Subject::Lease);
+                let queue_pairs = resumed.queue_pair_ids.into_iter().map(Subject::QueuePair);
+                let queue_pairs: Vec<Subject> = queue_pairs.collect();
+                for subject in &queue_pairs {
+                    if let Subject::QueuePair(id) = subject {
+                        self.deliveries.fail(*id, "the daemon that owned it was started again".to_owned());
+                    }
+                }
+                self.deliveries.resumed(leases.chain(queue_pairs));
+                if !resumed.more {
+                    self.resumed.send_modify(|count| *count += 1);
+                }
                 Ok(None)
             }
             daemon_message::Message::Welcome(_) => Err(ClientError::protocol("a second welcome")),

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::error::EngineError;
 use crate::ids::{Generation, LeaseId, QueuePairId, SessionId};
-use crate::lease::{AcquireRequest, LeaseState};
+use crate::lease::{AcquireRequest, LeaseInfo, LeaseState};
 
 /// One lease.
 #[derive(Debug)]
@@ -225,6 +225,13 @@ impl Core {
             true => Ok(lease),
             false => Err(EngineError::NotHolder { lease: id.0 }),
         }
+    }
+
+    /// A lease that the session holds, with its keys left at 0, and its memory.
+    pub(crate) fn held_info(&self, session: SessionId, id: LeaseId) -> Result<(AllocationId, LeaseInfo), EngineError> {
+        let allocation = self.held_lease(session, id)?.allocation;
+        let info = self.lease_info(id).ok_or(EngineError::UnknownLease { lease: id.0 })?;
+        Ok((allocation, info))
     }
 
     pub(super) fn release(

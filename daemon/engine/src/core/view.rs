@@ -11,6 +11,7 @@ use crate::ids::{LeaseId, QueuePairId, RemoteKey, SessionId};
 use crate::lease::{LeaseInfo, LeasePage, MemoryKind, RegistrationInfo};
 use crate::peer::TenantKey;
 
+use super::allocation::Stage;
 use super::lease::Lease;
 
 /// Whose objects a caller sees.
@@ -49,7 +50,7 @@ impl Core {
         let allocation = self.allocations.get(&lease.allocation)?;
         let tenant = self.tenants.get(&lease.tenant)?;
         let (gpu, memory_kind) = self.kind_of(allocation.place);
-        let registrations = match lease.is_revoked() {
+        let registrations = match lease.is_revoked() || allocation.stage == Stage::Remaking {
             true => Vec::new(),
             false => allocation.registrations.iter().filter_map(|r| self.registration_info(r, lease)).collect(),
         };

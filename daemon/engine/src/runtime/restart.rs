@@ -110,6 +110,10 @@ impl Runtime {
         }
     }
 
+    pub(crate) fn keeps(&self) -> bool {
+        self.keeping.is_some()
+    }
+
     pub(crate) fn keep_session(&self, session: SessionId, socket: BorrowedFd<'_>) {
         let Some(keeping) = &self.keeping else { return };
         let names = self.state().core.names_of(session);

@@ -11,7 +11,7 @@ use super::{Runtime, lock};
 use crate::core::{Input, Seen};
 use crate::error::EngineError;
 use crate::ids::{DeviceNumber, LeaseId, QueuePairId, SessionId};
-use crate::lease::{LeaseEvent, LeasePage};
+use crate::lease::{LeaseEvent, LeaseInfo, LeasePage};
 use crate::peer::TenantKey;
 use crate::plan::HostPlan;
 use crate::queue_pair::QueuePairPage;
@@ -29,6 +29,14 @@ impl Runtime {
             Viewer::Peer(peer) if self.config.policy.is_admin(peer) => Ok(Seen::All),
             Viewer::Peer(peer) => Ok(Seen::Tenant(TenantKey::of(peer))),
         }
+    }
+
+    pub(crate) fn lease_with_keys(&self, session: SessionId, lease: LeaseId) -> Result<LeaseInfo, EngineError> {
+        let (allocation, mut info) = self.state().core.held_info(session, lease)?;
+        if let Some(memory) = self.objects.memory(allocation) {
+            memory.fill_keys(&mut info.registrations);
+        }
+        Ok(info)
     }
 
     pub(crate) fn list_leases(

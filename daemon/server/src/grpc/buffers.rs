@@ -53,6 +53,13 @@ impl buffers_server::Buffers for Buffers {
         self.hand_over(session, grant)
     }
 
+    async fn get(&self, request: Request<v1::GetLeaseRequest>) -> Result<Response<v1::Lease>, Status> {
+        let session = caller::session(&self.engine, &request)?;
+        let id = LeaseId(request.into_inner().lease_id);
+        let info = self.engine.lease(session, id).map_err(|refusal| of_engine(&refusal))?;
+        Ok(Response::new(lease(&info)))
+    }
+
     async fn release(&self, request: Request<v1::ReleaseRequest>) -> Result<Response<v1::ReleaseResponse>, Status> {
         let session = caller::session(&self.engine, &request)?;
         let v1::ReleaseRequest { lease_id, generation } = request.into_inner();

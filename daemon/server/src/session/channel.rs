@@ -65,6 +65,8 @@ pub(crate) struct Channel {
     outbox: Mutex<Outbox>,
     ending: Notify,
     max_queued: usize,
+    /// Deliveries up to this one are an earlier daemon's.
+    last_of_before: u64,
 }
 
 #[derive(Debug, Default)]
@@ -85,12 +87,28 @@ impl Channel {
     /// # Errors
     /// As the runtime's registration of the fd.
     pub(super) fn new(socket: OwnedFd, place: Option<Admitted>, max_queued: u32) -> io::Result<Self> {
+        Self::resumed(socket, place, max_queued, 0)
+    }
+
+    /// Takes the socket of a session that an earlier daemon began; none of its deliveries had a number above
+    /// `last_delivery`.
+    ///
+    /// # Errors
+    /// As [`Channel::new`].
+    pub(super) fn resumed(
+        socket: OwnedFd,
+        place: Option<Admitted>,
+        max_queued: u32,
+        last_delivery: u64,
+    ) -> io::Result<Self> {
+        let outbox = Outbox { last_delivery, ..Outbox::default() };
         Ok(Self {
             _place: place,
             socket: watch(socket, Interest::READABLE)?,
-            outbox: Mutex::default(),
+            outbox: Mutex::new(outbox),
             ending: Notify::new(),
             max_queued: usize::try_from(max_queued).unwrap_or(usize::MAX),
+            last_of_before: last_delivery,
         })
     }
 
@@ -156,6 +174,8 @@ impl Channel {
         outbox.queue.clear();
         packet::refuse_more(self.fd());
         let _ = packet::send(self.fd(), &end.to_message().encode_to_vec(), &[] as &[OwnedFd]);
+        // Closing it is not enough: whoever keeps descriptors for the next daemon may still have it.
+        packet::send_no_more(self.fd());
     }
 
     fn end_locked(&self, outbox: &mut Outbox, end: SessionEnd) {
@@ -239,6 +259,9 @@ impl Channel {
 
     fn acknowledge(&self, outbox: &mut Outbox, delivery: u64) -> Result<(), SessionEnd> {
         if outbox.unacknowledged != Some(delivery) {
+            if delivery <= self.last_of_before {
+                return Ok(());
+            }
             return Err(SessionEnd::Protocol("an acknowledgement names a delivery that is not in flight"));
         }
         outbox.unacknowledged = None;

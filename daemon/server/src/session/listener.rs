@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use gdrd_engine::Engine;
+use gdrd_engine::{Engine, SessionResumed};
 use rustix::net::{SocketFlags, accept_with};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -38,6 +38,7 @@ pub(crate) struct Listener {
     socket: AsyncFd<OwnedFd>,
     admission: Arc<Admission>,
     shared: Arc<Shared>,
+    tasks: TaskTracker,
 }
 
 impl Listener {
@@ -55,19 +56,23 @@ impl Listener {
     ) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let shared = Arc::new(Shared { engine, sessions, limits, proofs: Proofs::new(), stop });
-        Ok(Self { socket: watch(socket, Interest::READABLE)?, admission, shared })
+        Ok(Self { socket: watch(socket, Interest::READABLE)?, admission, shared, tasks: TaskTracker::new() })
+    }
+
+    /// Goes on with these sessions. From here on calls can name them.
+    pub(crate) fn resume(&self, resumed: Vec<SessionResumed>) {
+        resumed.into_iter().for_each(|session| self.resume_one(session));
     }
 
     /// Accepts until the daemon stops, then waits for the sessions to end.
     pub(crate) async fn run(self) {
-        let tasks = TaskTracker::new();
         loop {
             let accepted = tokio::select! {
                 () = self.shared.stop.cancelled() => break,
                 accepted = self.accept() => accepted,
             };
             match accepted {
-                Ok(socket) => self.start(&tasks, socket),
+                Ok(socket) => self.start(socket),
                 Err(error) => {
                     warn!(%error, "session socket accepts no connection now");
                     tokio::time::sleep(PAUSE_WITHOUT_FDS).await;
@@ -75,8 +80,8 @@ impl Listener {
             }
         }
         drop(self.socket);
-        tasks.close();
-        tasks.wait().await;
+        self.tasks.close();
+        self.tasks.wait().await;
     }
 
     async fn accept(&self) -> io::Result<OwnedFd> {
@@ -93,7 +98,29 @@ impl Listener {
         }
     }
 
-    fn start(&self, tasks: &TaskTracker, socket: OwnedFd) {
+    /// A session counts as it did before, but is not refused for the bounds: it is there.
+    fn resume_one(&self, mut session: SessionResumed) {
+        let id = session.session;
+        let channel = (|| {
+            let socket = session.socket.try_clone()?;
+            rustix::io::ioctl_fionbio(&socket, true)?;
+            let place = Credentials::of(socket.as_fd()).ok().and_then(|peer| self.admission.admit(peer.uid));
+            Channel::resumed(socket, place, self.shared.limits.max_queued_deliveries, session.last_delivery)
+        })();
+        match channel {
+            Ok(channel) => {
+                let (shared, channel) = (Arc::clone(&self.shared), Arc::new(channel));
+                shared.sessions.insert(id, Arc::clone(&channel));
+                self.tasks.spawn(async move { task::resume(channel, &shared, &mut session).await });
+            }
+            Err(error) => {
+                warn!(%id, %error, "a session cannot go on");
+                self.shared.engine.close_session(id, "SOCKET_FAILED");
+            }
+        }
+    }
+
+    fn start(&self, socket: OwnedFd) {
         let Ok(credentials) = Credentials::of(socket.as_fd()) else { return };
         let place = self.admission.admit(credentials.uid);
         let admitted = place.is_some();
@@ -106,6 +133,6 @@ impl Listener {
             return channel.goodbye(&SessionEnd::TooManyConnections { uid: credentials.uid });
         }
         let shared = Arc::clone(&self.shared);
-        tasks.spawn(async move { task::serve(channel, &shared).await });
+        self.tasks.spawn(async move { task::serve(channel, &shared).await });
     }
 }

@@ -92,6 +92,12 @@ pub(super) fn refuse_more(socket: BorrowedFd<'_>) {
     }
 }
 
+/// Ends the stream for the peer, after what was sent.
+pub(super) fn send_no_more(socket: BorrowedFd<'_>) {
+    // ENOTCONN: the peer was quicker.
+    let _ = shutdown(socket, Shutdown::Write);
+}
+
 /// Sends one packet with its fds, or fails with `WouldBlock` where the peer reads too slowly.
 ///
 /// # Errors

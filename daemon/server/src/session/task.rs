@@ -1,10 +1,10 @@
 //! The life of one connection: hello, welcome, then messages until something ends it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use gdrd_engine::{Engine, SessionEvent, SessionId, SessionOpened};
+use gdrd_engine::{Engine, SessionEvent, SessionId, SessionOpened, SessionResumed};
 use gdrd_proto::v1::{self, daemon_message};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -36,6 +36,49 @@ pub(super) async fn serve(channel: Channel, shared: &Shared) {
     channel.goodbye(&end);
 }
 
+/// Ids of one message to a client: the longest take 10 bytes each, and a packet 4 KiB.
+const IDS_PER_MESSAGE: usize = 256;
+
+/// Goes on with a session of an earlier daemon, if its client is still who it was.
+pub(super) async fn resume(channel: Arc<Channel>, shared: &Shared, resumed: &mut SessionResumed) {
+    let open = Open::new(resumed.session, shared);
+    let taken_up = Peer::of(channel.fd()).map_err(SessionEnd::from).and_then(|peer| {
+        shared.engine.resume_session(open.id, &(&peer).into())?;
+        Ok(peer)
+    });
+    let end = match taken_up {
+        Ok(mut peer) => {
+            info!(session = %open.id, uid = peer.credentials.uid, pid = peer.credentials.pid, "session goes on");
+            tell_resumed(&channel, resumed);
+            let (_, nothing) = futures_channel::mpsc::channel(0);
+            let events = std::mem::replace(&mut resumed.events, nothing);
+            live(&channel, shared, &open, events, peer.pidfd.take()).await
+        }
+        Err(end) => end,
+    };
+    info!(session = %open.id, reason = end.reason(), "session ended: {end}");
+    open.close(&end);
+    channel.goodbye(&end);
+}
+
+/// Tells the client what the session has, in as many messages as that takes.
+fn tell_resumed(channel: &Channel, resumed: &SessionResumed) {
+    let leases: Vec<u64> = resumed.leases.iter().map(|id| id.0).collect();
+    let queue_pairs: Vec<u64> = resumed.queue_pairs.iter().map(|id| id.0).collect();
+    let (mut leases, mut queue_pairs) = (leases.chunks(IDS_PER_MESSAGE), queue_pairs.chunks(IDS_PER_MESSAGE));
+    loop {
+        let (lease_ids, queue_pair_ids) = match leases.next() {
+            Some(leases) => (leases.to_vec(), Vec::new()),
+            None => (Vec::new(), queue_pairs.next().unwrap_or_default().to_vec()),
+        };
+        let more = leases.len() + queue_pairs.len() > 0;
+        channel.answer(daemon_message::Message::Resumed(v1::Resumed { lease_ids, queue_pair_ids, more }));
+        if !more {
+            return;
+        }
+    }
+}
+
 type Events = futures_channel::mpsc::Receiver<SessionEvent>;
 
 /// Shakes hands and opens the session.
@@ -58,7 +101,8 @@ async fn open(channel: &Arc<Channel>, shared: &Shared) -> Result<(Open, Events, 
     let opened = shared.engine.open_session((&peer).into(), &hello.client_name)?;
     let SessionOpened { session, token, generation_page, events } = opened;
     info!(%session, uid = peer.credentials.uid, pid = peer.credentials.pid, scope = %peer.scope, "session opened");
-    let open = Open { id: session, engine: shared.engine.clone(), sessions: shared.sessions.clone(), closed: false };
+    let open = Open::new(session, shared);
+    keep(channel, shared, session).await?;
     // Known before the client can name it on gRPC.
     shared.sessions.insert(session, Arc::clone(channel));
     let welcome = v1::Welcome {
@@ -69,6 +113,17 @@ async fn open(channel: &Arc<Channel>, shared: &Shared) -> Result<(Open, Events, 
     };
     channel.welcome(welcome, &generation_page);
     Ok((open, events, peer.pidfd.take()))
+}
+
+/// Has the socket kept for the next daemon before its client can know of the session.
+async fn keep(channel: &Channel, shared: &Shared, session: SessionId) -> Result<(), SessionEnd> {
+    if !shared.engine.keeps() {
+        return Ok(());
+    }
+    let socket = channel.fd().try_clone_to_owned()?;
+    let engine = shared.engine.clone();
+    let kept = tokio::task::spawn_blocking(move || engine.keep_session(session, socket.as_fd())).await;
+    kept.map_err(|error| SessionEnd::Socket(error.into()))
 }
 
 /// Serves an open session until it ends.
@@ -157,6 +212,10 @@ struct Open {
 }
 
 impl Open {
+    fn new(id: SessionId, shared: &Shared) -> Self {
+        Self { id, engine: shared.engine.clone(), sessions: shared.sessions.clone(), closed: false }
+    }
+
     fn close(mut self, end: &SessionEnd) {
         self.closed = true;
         self.sessions.remove(self.id);

@@ -108,7 +108,8 @@ impl TestServer {
             sim_profile: PROFILE.to_owned(),
             runtime_dir: folder.path().display().to_string(),
         };
-        let server = ServerConfig { engine: engine.clone(), topology: topology.clone(), facts, limits };
+        let server =
+            ServerConfig { engine: engine.clone(), topology: topology.clone(), facts, limits, resumed: Vec::new() };
         let stop = CancellationToken::new();
         let server = Server::new(sockets(&folder), server, stop.clone()).expect("its sockets are good");
         let running = tokio::spawn(async move { server.run().await.expect("it serves") });

@@ -116,6 +116,14 @@ impl Stage {
             Command::Remote { buffer, hca } => {
                 Ok(json!(hex::encode(&self.buffer(&buffer)?.registration(&hca)?.remote().to_bytes())))
             }
+            Command::AwaitRestart { restarts } => {
+                let waited = tokio::time::timeout(PATIENCE, self.session()?.restarted(restarts - 1)).await;
+                Ok(json!(waited.context("the daemon was not started again")?.context("the session ended")?))
+            }
+            Command::Refresh { buffer } => {
+                self.buffer(&buffer)?.refresh().await?;
+                Ok(lease_shown(self.buffer(&buffer)?))
+            }
             Command::IsCurrent { buffer } => Ok(json!(self.buffer(&buffer)?.is_current())),
             Command::DigestKept { kept } => self.digest_kept(&kept),
             Command::CountKept { kept } => Ok(json!(content::count_nonzero(reader_of(self.kept(&kept)?)?)?)),
@@ -300,17 +308,7 @@ impl Stage {
     }
 
     fn keep(&mut self, name: String, buffer: Buffer) -> Value {
-        let registrations: Vec<Value> = buffer
-            .registrations()
-            .map(|own| json!({ "hca": own.hca(), "slot": own.slot(), "generation": own.generation() }))
-            .collect();
-        let shown = json!({
-            "lease_id": buffer.lease_id(),
-            "generation": buffer.generation(),
-            "size": buffer.len_bytes(),
-            "gpu": buffer.gpu_uuid(),
-            "registrations": registrations,
-        });
+        let shown = lease_shown(&buffer);
         self.buffers.insert(name, buffer);
         shown
     }
@@ -339,6 +337,20 @@ impl Stage {
     fn queue_pair(&self, name: &str) -> anyhow::Result<&QueuePair> {
         self.queue_pairs.get(name).with_context(|| format!("no queue pair {name}"))
     }
+}
+
+fn lease_shown(buffer: &Buffer) -> Value {
+    let registrations: Vec<Value> = buffer
+        .registrations()
+        .map(|own| json!({ "hca": own.hca(), "slot": own.slot(), "generation": own.generation() }))
+        .collect();
+    json!({
+        "lease_id": buffer.lease_id(),
+        "generation": buffer.generation(),
+        "size": buffer.len_bytes(),
+        "gpu": buffer.gpu_uuid(),
+        "registrations": registrations,
+    })
 }
 
 async fn client(runtime_dir: &str) -> anyhow::Result<Client> {

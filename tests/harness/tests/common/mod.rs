@@ -35,6 +35,16 @@ impl Side {
         Self { puppet, lease, hca, endpoint: text(&made["endpoint"]), blob }
     }
 
+    /// The same buffer and a new queue pair, after the daemon was started again.
+    pub(crate) fn again(side: Self, gpu: &str) -> Self {
+        let Self { mut puppet, lease, .. } = side;
+        puppet.run(Command::Destroy { queue_pair: "q".into() });
+        let made = make_queue_pair(&mut puppet, "q", gpu, 0);
+        let hca = text(&made["hca"]);
+        let blob = text(&puppet.run(Command::Remote { buffer: "b".into(), hca: hca.clone() }));
+        Self { puppet, lease, hca, endpoint: text(&made["endpoint"]), blob }
+    }
+
     pub(crate) fn connect_to(&mut self, endpoint: &str) {
         let endpoint = endpoint.to_owned();
         self.puppet.run(Command::ConnectQueuePair { queue_pair: "q".into(), endpoint });
