@@ -84,6 +84,27 @@ fn parse_bdf(text: &str) -> Option<Bdf> {
     (device < 32 && function < 8).then_some(Bdf { domain, bus, device, function })
 }
 
+fn parse_root_bus(text: &str) -> Option<RootBus> {
+    let (domain, bus) = domain_and_bus(text.strip_prefix("pci")?)?;
+    Some(RootBus { domain, bus })
+}
+
+/// One part of a path of sysfs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PathPart {
+    RootBus(RootBus),
+    Function(Bdf),
+    Other,
+}
+
+impl PathPart {
+    /// What a part is; most are neither, so that no error is made of it.
+    pub(crate) fn of(text: &str) -> Self {
+        let root = parse_root_bus(text).map(Self::RootBus);
+        root.or_else(|| parse_bdf(text).map(Self::Function)).unwrap_or(Self::Other)
+    }
+}
+
 impl FromStr for Bdf {
     type Err = ParseBdfError;
 
@@ -99,10 +120,7 @@ impl FromStr for RootBus {
 
     /// Takes the sysfs folder name, `pciDDDD:BB`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.strip_prefix("pci")
-            .and_then(domain_and_bus)
-            .map(|(domain, bus)| Self { domain, bus })
-            .ok_or_else(|| ParseBdfError::new(text, "root bus (want pciDDDD:BB)"))
+        parse_root_bus(text).ok_or_else(|| ParseBdfError::new(text, "root bus (want pciDDDD:BB)"))
     }
 }
 

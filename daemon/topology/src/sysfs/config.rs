@@ -18,10 +18,10 @@ const ACS_CONTROL: usize = 6;
 
 /// ACS of the function in a folder; `None` where its space is not there or only its first part may be read.
 pub(super) fn acs(tree: &Tree, folder: &str) -> Option<Acs> {
-    let path = format!("{folder}/config");
-    match acs_in(&tree.bytes(&path, FIRST_BYTES).ok()?) {
+    let path = (folder, "config");
+    match acs_in(&tree.bytes(path, FIRST_BYTES).ok()?) {
         Found::Answer(acs) => Some(acs),
-        Found::Beyond => match acs_in(&tree.bytes(&path, MAX_BYTES).ok()?) {
+        Found::Beyond => match acs_in(&tree.bytes(path, MAX_BYTES).ok()?) {
             Found::Answer(acs) => Some(acs),
             Found::Beyond | Found::Unreadable => None,
         },

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use crate::sysfs::tree::At;
+
 /// Most files, folders and links.
 pub(super) const MAX_NODES: usize = 1 << 17;
 /// Most bytes of file contents, names and links, together.
@@ -149,8 +151,9 @@ impl Memory {
     }
 
     /// Follows a path from the root, links on the way too, and at its end if `through_last`.
-    fn resolve(&self, path: &str, through_last: bool) -> io::Result<&Node> {
-        let mut rest: Vec<&str> = path.split('/').rev().collect();
+    fn resolve(&self, path: At<'_>, through_last: bool) -> io::Result<&Node> {
+        let parts = path.name.split('/').rev().chain(path.folder.split('/').rev());
+        let mut rest: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
         let mut above = vec![self.root];
         let mut links = 0;
         while let Some(part) = rest.pop() {
@@ -188,30 +191,38 @@ impl Memory {
         self.nodes.get(last).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// The first `limit` bytes of a file.
-    pub(super) fn bytes(&self, path: &str, limit: usize) -> io::Result<Vec<u8>> {
+    /// Puts the first `limit` bytes of a file into `bytes`.
+    pub(super) fn read(&self, path: At<'_>, limit: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
         match self.resolve(path, true)? {
-            Node::File(bytes) => Ok(bytes.iter().take(limit).copied().collect()),
+            Node::File(held) => {
+                bytes.clear();
+                bytes.extend_from_slice(held.get(..limit).unwrap_or(held));
+                Ok(())
+            }
             Node::Folder(_) | Node::Link(_) => Err(io::Error::other("is no regular file")),
         }
     }
 
     /// The first `limit` names in a folder.
     pub(super) fn names(&self, path: &str, limit: usize) -> io::Result<Vec<Option<String>>> {
-        match self.resolve(path, true)? {
+        match self.resolve(At::whole(path), true)? {
             Node::Folder(children) => Ok(children.keys().take(limit).map(|name| Some(name.to_string())).collect()),
             Node::File(_) | Node::Link(_) => Err(io::ErrorKind::NotADirectory.into()),
         }
     }
 
     pub(super) fn is_dir(&self, path: &str) -> bool {
-        matches!(self.resolve(path, true), Ok(Node::Folder(_)))
+        matches!(self.resolve(At::whole(path), true), Ok(Node::Folder(_)))
     }
 
-    /// The text of a link.
-    pub(super) fn link(&self, path: &str) -> io::Result<String> {
+    /// Puts the text of a link into `bytes`.
+    pub(super) fn link(&self, path: At<'_>, bytes: &mut Vec<u8>) -> io::Result<()> {
         match self.resolve(path, false)? {
-            Node::Link(target) => Ok(target.to_string()),
+            Node::Link(target) => {
+                bytes.clear();
+                bytes.extend_from_slice(target.as_bytes());
+                Ok(())
+            }
             Node::Folder(_) | Node::File(_) => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
@@ -235,15 +246,21 @@ mod tests {
     #[test]
     fn links_are_followed_inside_the_root_alone() {
         let tree = tree();
-        assert_eq!(tree.bytes("sys/devices/inside/value", 1).unwrap(), b"7");
+        let bytes = |path, limit| {
+            let mut bytes = Vec::new();
+            tree.read(At::whole(path), limit, &mut bytes).map(|()| bytes)
+        };
+        assert_eq!(bytes("sys/devices/inside/value", 1).unwrap(), b"7");
         for path in ["sys/devices/up/hostname", "sys/devices/absolute/hostname", "sys/devices/ring", "../etc/hostname"]
         {
-            assert_ne!(tree.bytes(path, 9).unwrap_err().kind(), io::ErrorKind::NotFound, "{path}");
+            assert_ne!(bytes(path, 9).unwrap_err().kind(), io::ErrorKind::NotFound, "{path}");
         }
-        assert_eq!(tree.link("sys/devices/up").unwrap(), "../../../etc");
+        let mut link = Vec::new();
+        tree.link(At { folder: "sys/devices", name: "up" }, &mut link).unwrap();
+        assert_eq!(link, b"../../../etc");
         assert_eq!(tree.names("sys/devices", 2).unwrap().len(), 2);
-        assert_eq!(tree.bytes("sys/devices/b", 9).unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert_eq!(tree.bytes("sys/devices/a/value/x", 9).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+        assert_eq!(bytes("sys/devices/b", 9).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(bytes("sys/devices/a/value/x", 9).unwrap_err().kind(), io::ErrorKind::NotADirectory);
         assert!(tree.is_dir("sys/devices/inside") && !tree.is_dir("sys/devices/ring"));
     }
 

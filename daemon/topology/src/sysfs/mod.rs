@@ -10,6 +10,7 @@ mod config;
 mod disk;
 mod driver;
 mod fabric;
+mod ids;
 mod memory;
 mod others;
 mod pci;

@@ -7,7 +7,7 @@ use crate::model::{CpuKind, Drive, Kernel, Netdev, NumaId, NumaNode, PciClass, P
 use crate::source::SourceKind;
 use crate::sysfs::fabric;
 use crate::sysfs::pci::device_path;
-use crate::sysfs::place::steps;
+use crate::sysfs::place::last_step;
 use crate::sysfs::tree::Tree;
 
 const NODES: &str = "sys/devices/system/node";
@@ -18,7 +18,7 @@ const PEER_MEMORY_MODULES: [&str; 3] = ["nvidia_peermem", "nv_peer_mem", "amdgpu
 
 fn bdf_of(tree: &Tree, entry: &str) -> Option<Bdf> {
     let path = device_path(tree, entry)?;
-    steps(&path).pop().map(|step| step.bdf)
+    last_step(&path).map(|step| step.bdf)
 }
 
 /// Network interfaces of class/net.
@@ -84,10 +84,14 @@ pub(super) fn drives(tree: &Tree, source: SourceKind) -> Vec<Drive> {
     drives
 }
 
+/// What the first CPU takes of `/proc/cpuinfo`, and more: all are of one kind, and the kernel asks each CPU that is read of
+/// for its clock.
+const MAX_CPUINFO_BYTES: usize = 4096;
+
 /// Kind of CPU, from proc(5) `/proc/cpuinfo`.
 pub(super) fn cpu(tree: &Tree) -> Option<CpuKind> {
-    let lines = tree.table("proc/cpuinfo");
-    CpuKind::of_cpuinfo(lines.iter().map(String::as_str))
+    let text = tree.bytes("proc/cpuinfo", MAX_CPUINFO_BYTES).unwrap_or_default();
+    CpuKind::of_cpuinfo(String::from_utf8_lossy(&text).lines())
 }
 
 /// Kernel, from proc(5) `/proc/sys/kernel/osrelease` and `/proc/cmdline`, and of the IOMMU groups of display devices

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::bdf::Bdf;
+use crate::bdf::{Bdf, PathPart, RootBus};
 use crate::error::TopologyError;
 use crate::link::{Link, LinkRate, LinkSpeed, LinkWidth};
-use crate::model::{NumaId, PciClass, PciFunction, Upstream};
+use crate::model::{NumaId, PciFunction, Upstream};
 use crate::source::{SourceKind, Sourced};
 use crate::sysfs::config;
-use crate::sysfs::place::{Step, steps};
+use crate::sysfs::ids::Ids;
+use crate::sysfs::place::{Step, last_step, steps};
 use crate::sysfs::tree::Tree;
 
 const DEVICES: &str = "sys/bus/pci/devices";
@@ -21,7 +22,8 @@ pub(super) fn read(tree: &Tree, source: SourceKind) -> Result<Vec<PciFunction>, 
         Some(names) => listed(tree, names),
         None => linked(tree),
     };
-    Ok(found.into_iter().map(|step| function(tree, step, source)).collect())
+    let mut reader = Reader { tree, source, numa_of_roots: BTreeMap::new() };
+    Ok(found.into_iter().map(|step| reader.function(&step)).collect())
 }
 
 /// Functions of bus/pci/devices. Only these links count: a tree may hold folders of the same name at
@@ -29,19 +31,19 @@ pub(super) fn read(tree: &Tree, source: SourceKind) -> Result<Vec<PciFunction>, 
 fn listed(tree: &Tree, names: Vec<String>) -> Vec<Step> {
     let mut found = Vec::with_capacity(names.len());
     for name in names {
-        let entry = format!("{DEVICES}/{name}");
-        let Ok(bdf) = name.parse::<Bdf>() else {
-            tree.warn(&entry, "is no PCI address, left out");
+        let entry = || format!("{DEVICES}/{name}");
+        let PathPart::Function(bdf) = PathPart::of(&name) else {
+            tree.warn(&entry(), "is no PCI address, left out");
             continue;
         };
-        let last = tree.target(&entry).and_then(|target| steps(&target).pop());
+        let last = tree.target((DEVICES, name.as_str())).and_then(|target| last_step(&target));
         match last {
             Some(step) if step.bdf == bdf => found.push(step),
             Some(step) => {
-                tree.warn(&entry, format_args!("leads to {}, its place is taken as unknown", step.bdf));
-                found.push(unplaced(bdf, entry));
+                tree.warn(&entry(), format_args!("leads to {}, its place is taken as unknown", step.bdf));
+                found.push(unplaced(bdf, entry()));
             }
-            None => found.push(unplaced(bdf, entry)),
+            None => found.push(unplaced(bdf, entry())),
         }
     }
     found
@@ -79,99 +81,69 @@ pub(super) fn device_path(tree: &Tree, entry: &str) -> Option<String> {
     tree.target(&format!("{entry}/device"))
 }
 
-fn function(tree: &Tree, step: Step, source: SourceKind) -> PciFunction {
-    let at = |name: &str| format!("{}/{name}", step.path);
-    let uevent = Uevent::read(tree, &at("uevent"));
-    // The kernel writes these lines together: what a uevent with ids leaves out is not there.
-    let is_whole = uevent.ids.is_some();
-    let id = |given: Option<u32>, file: &str| {
-        let id = given.or_else(|| if is_whole { None } else { hex(tree, &at(file)) })?;
-        u16::try_from(id).ok()
-    };
-    let (vendor, device) = uevent.ids.unzip();
-    let (sub_vendor, sub_device) = uevent.subsystem.unzip();
-    let class = uevent.class.or_else(|| hex(tree, &at("class")));
-    let class = class.filter(|class| *class <= 0xff_ffff).map(PciClass);
-    PciFunction {
-        vendor: id(vendor, "vendor"),
-        device: id(device, "device"),
-        subsystem: id(sub_vendor, "subsystem_vendor").zip(id(sub_device, "subsystem_device")),
-        class,
-        upstream: step.upstream,
-        link: link(tree, &step.path),
-        numa: numa(tree, &at("numa_node")).map(|numa| Sourced::new(numa, source)),
-        driver: uevent.driver.or_else(|| tree.target_name(&at("driver"))),
-        physical_function: tree.target_name(&at("physfn")).and_then(|name| name.parse().ok()),
-        // Peer traffic turns at ports, so that of other functions it does not matter.
-        acs: class.filter(|class| class.is_bridge()).and_then(|_| config::acs(tree, &step.path)),
-        ..PciFunction::new(step.bdf, source)
-    }
+struct Reader<'a> {
+    tree: &'a Tree,
+    source: SourceKind,
+    numa_of_roots: BTreeMap<RootBus, Option<NumaId>>,
 }
 
-/// What `uevent` tells in one read; captured trees may lack it, or lines of it.
-#[derive(Default)]
-struct Uevent {
-    class: Option<u32>,
-    ids: Option<(u32, u32)>,
-    subsystem: Option<(u32, u32)>,
-    driver: Option<String>,
-}
-
-impl Uevent {
-    fn read(tree: &Tree, path: &str) -> Self {
-        let mut uevent = Self::default();
-        let text = tree.text(path).unwrap_or_default();
-        let number = |text: &str| u32::from_str_radix(text, 16).ok();
-        let pair = |text: &str| text.split_once(':').and_then(|(a, b)| number(a).zip(number(b)));
-        for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
-            match key {
-                "DRIVER" => uevent.driver = Some(value.to_owned()),
-                "PCI_CLASS" => uevent.class = number(value),
-                "PCI_ID" => uevent.ids = pair(value),
-                "PCI_SUBSYS_ID" => uevent.subsystem = pair(value),
-                _ => {}
-            }
+impl Reader<'_> {
+    fn function(&mut self, step: &Step) -> PciFunction {
+        let (tree, folder) = (self.tree, step.path.as_str());
+        let ids = Ids::read(tree, folder);
+        let function = PciFunction {
+            vendor: ids.vendor,
+            device: ids.device,
+            subsystem: ids.subsystem,
+            class: ids.class,
+            upstream: step.upstream,
+            ..PciFunction::new(step.bdf, self.source)
+        };
+        let sourced = |numa: NumaId| Sourced::new(numa, self.source);
+        if let Upstream::Root(root) = step.upstream
+            && is_inside_cpu(&ids)
+        {
+            // The kernel gives all functions of a bus the node of the bus (`pci_device_add`, Linux drivers/pci/probe.c).
+            let numa = *self.numa_of_roots.entry(root).or_insert_with(|| numa(tree, folder));
+            return PciFunction { numa: numa.map(sourced), driver: ids.driver, ..function };
         }
-        uevent
+        PciFunction {
+            link: link(tree, folder),
+            numa: numa(tree, folder).map(sourced),
+            driver: ids.driver.or_else(|| if ids.are_whole { None } else { tree.target_name((folder, "driver")) }),
+            physical_function: tree.target_name((folder, "physfn")).and_then(|name| name.parse().ok()),
+            // Peer traffic turns at ports, so that of other functions it does not matter.
+            acs: ids.class.filter(|class| class.is_bridge()).and_then(|_| config::acs(tree, folder)),
+            ..function
+        }
     }
 }
 
-/// A number that sysfs prints as `0x10de`; anything else is a warning.
-fn hex(tree: &Tree, path: &str) -> Option<u32> {
-    let text = tree.text(path)?;
-    let number = text.strip_prefix("0x").and_then(|digits| u32::from_str_radix(digits, 16).ok());
-    if number.is_none() {
-        tree.warn(path, format_args!("`{}` is no hexadecimal number", short(&text)));
-    }
-    number
+/// Intel and AMD: who makes CPUs with PCI functions of their own.
+const CPU_VENDORS: [u16; 2] = [0x8086, 0x1022];
+/// Base classes of what data comes from and goes to: storage, network, display, processors, InfiniBand of old cards and
+/// accelerators.
+const DATA_CLASSES: [u32; 7] = [0x01, 0x02, 0x03, 0x0b, 0x0c, 0x12, 0x40];
+
+/// Whether a function on a root bus is one of the many by which a CPU shows its inside (counters, memory controllers, buses
+/// of the board): these have no link, and asking each for all would be most of the work on large hosts.
+fn is_inside_cpu(ids: &Ids) -> bool {
+    let is_of_cpu = ids.vendor.is_some_and(|vendor| CPU_VENDORS.contains(&vendor));
+    let class = ids.class.filter(|_| is_of_cpu);
+    class.is_some_and(|class| !class.is_bridge() && !DATA_CLASSES.contains(&(class.0 >> 16)))
 }
 
-fn numa(tree: &Tree, path: &str) -> Option<NumaId> {
-    let text = tree.text(path)?;
-    if text == "-1" {
-        return None;
-    }
-    let id = text.parse().ok().map(NumaId);
-    if id.is_none() {
-        tree.warn(path, format_args!("`{}` is no NUMA node", short(&text)));
-    }
-    id
+fn numa(tree: &Tree, folder: &str) -> Option<NumaId> {
+    let id = |text: &str| if text == "-1" { Some(None) } else { text.parse().ok().map(|id| Some(NumaId(id))) };
+    tree.number((folder, "numa_node"), "NUMA node", id).flatten()
 }
 
 /// The link above a function. Guests and dead links print "Unknown", width 0 or 255: all unknown.
 fn link(tree: &Tree, folder: &str) -> Link {
-    let rate = |which: &str| {
-        let speed = tree.text(&format!("{folder}/{which}_link_speed"))?;
-        let width = tree.text(&format!("{folder}/{which}_link_width"))?;
-        let width = LinkWidth::from_lanes(width.parse().ok()?)?;
-        Some(LinkRate { speed: LinkSpeed::parse(&speed)?, width })
+    let rate = |speed: &str, width: &str| {
+        let speed = tree.parse((folder, speed), LinkSpeed::parse)?;
+        let width = tree.parse((folder, width), |text| LinkWidth::from_lanes(text.parse().ok()?))?;
+        Some(LinkRate { speed, width })
     };
-    Link { current: rate("current"), max: rate("max") }
-}
-
-/// Most characters of a bad value that a warning repeats.
-const ECHO_CHARS: usize = 40;
-
-pub(super) fn short(text: &str) -> String {
-    text.chars().take(ECHO_CHARS).collect()
+    Link { current: rate("current_link_speed", "current_link_width"), max: rate("max_link_speed", "max_link_width") }
 }

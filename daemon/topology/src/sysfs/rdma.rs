@@ -6,9 +6,9 @@ use std::net::Ipv6Addr;
 use crate::error::TopologyError;
 use crate::guid;
 use crate::model::{Gid, GidKind, LinkLayer, Port, PortState, RawHca};
-use crate::sysfs::pci::{device_path, short};
-use crate::sysfs::place::{steps, sub_function};
-use crate::sysfs::tree::Tree;
+use crate::sysfs::pci::device_path;
+use crate::sysfs::place::{last_step, sub_function};
+use crate::sysfs::tree::{Tree, short};
 
 const CLASS: &str = "sys/class/infiniband";
 const VERBS_CLASS: &str = "sys/class/infiniband_verbs";
@@ -46,7 +46,7 @@ fn uverbs(tree: &Tree) -> Option<BTreeSet<String>> {
 fn hca(tree: &Tree, name: String) -> RawHca {
     let entry = format!("{CLASS}/{name}");
     let path = device_path(tree, &entry);
-    let bdf = path.as_ref().and_then(|path| steps(path).pop()).map(|step| step.bdf);
+    let bdf = path.as_ref().and_then(|path| last_step(path)).map(|step| step.bdf);
     let read_guid = |file: &str| tree.text(&format!("{entry}/{file}")).and_then(|text| guid::parse(&text));
     RawHca {
         bdf,

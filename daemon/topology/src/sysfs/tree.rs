@@ -4,6 +4,7 @@
 //! bound. Paths are relative to the root. Knows nothing of what the files mean.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -27,12 +28,54 @@ enum Files {
     Memory(Memory),
 }
 
+/// A file or link by its folder, relative to the root and without a slash at its end, and its name there. Readers that ask
+/// for many files of a folder need not put paths together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct At<'a> {
+    pub(super) folder: &'a str,
+    pub(super) name: &'a str,
+}
+
+impl<'a> At<'a> {
+    pub(super) fn whole(path: &'a str) -> Self {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        Self { folder, name }
+    }
+}
+
+impl<'a> From<&'a str> for At<'a> {
+    fn from(path: &'a str) -> Self {
+        Self::whole(path)
+    }
+}
+
+impl<'a> From<&'a String> for At<'a> {
+    fn from(path: &'a String) -> Self {
+        Self::whole(path)
+    }
+}
+
+impl<'a> From<(&'a str, &'a str)> for At<'a> {
+    fn from((folder, name): (&'a str, &'a str)) -> Self {
+        Self { folder, name }
+    }
+}
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { folder, name } = self;
+        if folder.is_empty() { f.write_str(name) } else { write!(f, "{folder}/{name}") }
+    }
+}
+
 /// A folder that holds `sys/`, opened once.
 #[derive(Debug)]
 pub(super) struct Tree {
     files: Files,
     path: PathBuf,
     warnings: RefCell<Vec<String>>,
+    /// What was read last: attributes are many, small and mostly parsed at once.
+    buffer: RefCell<Vec<u8>>,
 }
 
 impl Tree {
@@ -42,7 +85,8 @@ impl Tree {
         let is_sys = !holds("sys") && (holds("bus") || holds("class") || holds("devices"));
         let parent = if is_sys { parent_of(path)? } else { path.to_owned() };
         let disk = Disk::open(&parent).map_err(|source| TopologyError::Read { path: parent.clone(), source })?;
-        let tree = Self { files: Files::Disk(disk), path: parent, warnings: RefCell::default() };
+        let tree =
+            Self { files: Files::Disk(disk), path: parent, warnings: RefCell::default(), buffer: RefCell::default() };
         let is_sysfs = ["sys/bus", "sys/class", "sys/devices"].iter().any(|folder| tree.is_dir(folder));
         if is_sysfs { Ok(tree) } else { Err(TopologyError::NotSysfs { path: path.to_owned() }) }
     }
@@ -52,7 +96,12 @@ impl Tree {
         if !memory.settle_root() {
             return Err(TopologyError::NotSysfs { path: path.to_owned() });
         }
-        Ok(Self { files: Files::Memory(memory), path: path.to_owned(), warnings: RefCell::default() })
+        Ok(Self {
+            files: Files::Memory(memory),
+            path: path.to_owned(),
+            warnings: RefCell::default(),
+            buffer: RefCell::default(),
+        })
     }
 
     /// Records what could not be read.
@@ -74,15 +123,33 @@ impl Tree {
 
     /// Text of an attribute without the blanks around it. A missing file is `None`; an unreadable, binary
     /// or overlong one too, with a warning.
-    pub(super) fn text(&self, path: &str) -> Option<String> {
-        match self.read(path) {
-            Ok(text) => Some(text),
+    pub(super) fn text<'a>(&self, path: impl Into<At<'a>>) -> Option<String> {
+        self.parse(path, |text| Some(text.to_owned()))
+    }
+
+    /// What `parse` makes of the text of an attribute, as in [`Self::text`], without a copy of it.
+    pub(super) fn parse<'a, T>(&self, path: impl Into<At<'a>>, parse: impl FnOnce(&str) -> Option<T>) -> Option<T> {
+        let path = path.into();
+        match self.read(path, parse) {
+            Ok(parsed) => parsed,
             Err(error) if is_missing(&error) => None,
             Err(error) => {
-                self.warn(path, error);
+                self.warn(&path.to_string(), error);
                 None
             }
         }
+    }
+
+    /// As [`Self::parse`]; a text of which `parse` makes nothing is a warning that says what it is not.
+    pub(super) fn number<'a, T>(
+        &self,
+        path: impl Into<At<'a>>,
+        what: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
+        let path = path.into();
+        let parsed = self.parse(path, |text| Some(parse(text).ok_or_else(|| short(text))))?;
+        parsed.map_err(|text| self.warn(&path.to_string(), format_args!("`{text}` is no {what}"))).ok()
     }
 
     /// Lines of a table in `/proc`, as far as they are read: the first [`MAX_TABLE_BYTES`].
@@ -92,27 +159,37 @@ impl Tree {
     }
 
     /// As [`Self::text`], for attributes that fail in normal use (an empty GID slot gives EINVAL).
-    pub(super) fn quiet_text(&self, path: &str) -> Option<String> {
-        self.read(path).ok()
+    pub(super) fn quiet_text<'a>(&self, path: impl Into<At<'a>>) -> Option<String> {
+        self.quiet_parse(path, |text| Some(text.to_owned()))
     }
 
-    fn read(&self, path: &str) -> io::Result<String> {
-        let bytes = self.bytes(path, MAX_FILE_BYTES + 1)?;
-        if bytes.len() > MAX_FILE_BYTES {
-            return Err(io::Error::other(format!("has more than {MAX_FILE_BYTES} bytes")));
-        }
-        let text = String::from_utf8(bytes).map_err(|_| io::Error::other("is not text"))?;
-        if text.contains('\0') {
-            return Err(io::Error::other("is not text"));
-        }
-        Ok(text.trim().to_owned())
+    /// As [`Self::parse`], for such attributes.
+    pub(super) fn quiet_parse<'a, T>(
+        &self,
+        path: impl Into<At<'a>>,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
+        self.read(path.into(), parse).ok().flatten()
+    }
+
+    fn read<T>(&self, path: At<'_>, parse: impl FnOnce(&str) -> T) -> io::Result<T> {
+        let mut bytes = self.buffer.take();
+        let read = self.fill(path, MAX_FILE_BYTES + 1, &mut bytes);
+        let parsed = read.and_then(|()| as_text(&bytes)).map(parse);
+        self.buffer.replace(bytes);
+        parsed
     }
 
     /// The first `limit` bytes of a regular file.
-    pub(super) fn bytes(&self, path: &str, limit: usize) -> io::Result<Vec<u8>> {
+    pub(super) fn bytes<'a>(&self, path: impl Into<At<'a>>, limit: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.fill(path.into(), limit, &mut bytes).map(|()| bytes)
+    }
+
+    fn fill(&self, path: At<'_>, limit: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
         match &self.files {
-            Files::Disk(disk) => disk.bytes(path, limit),
-            Files::Memory(memory) => memory.bytes(path, limit),
+            Files::Disk(disk) => disk.read(path, limit, bytes),
+            Files::Memory(memory) => memory.read(path, limit, bytes),
         }
     }
 
@@ -160,27 +237,50 @@ impl Tree {
 
     /// Where a link leads, as a path relative to the root. `None` if it is no link; a link out of the root
     /// is `None` with a warning.
-    pub(super) fn target(&self, path: &str) -> Option<String> {
-        let raw = self.raw_link(path).ok()?;
-        let inside = join(parent(path), &raw);
+    pub(super) fn target<'a>(&self, path: impl Into<At<'a>>) -> Option<String> {
+        let path = path.into();
+        let inside = self.link(path, |link| join(path.folder, link))?;
         if inside.is_none() {
-            self.warn(path, "links out of the tree, refused");
+            self.warn(&path.to_string(), "links out of the tree, refused");
         }
         inside
     }
 
     /// Last part of what a link leads to, such as the name of a driver.
-    pub(super) fn target_name(&self, path: &str) -> Option<String> {
-        let raw = self.raw_link(path).ok()?;
-        raw.rsplit('/').find(|part| !part.is_empty() && *part != ".." && *part != ".").map(str::to_owned)
+    pub(super) fn target_name<'a>(&self, path: impl Into<At<'a>>) -> Option<String> {
+        let name = |link: &str| {
+            link.rsplit('/').find(|part| !part.is_empty() && *part != ".." && *part != ".").map(str::to_owned)
+        };
+        self.link(path.into(), name)?
     }
 
-    fn raw_link(&self, path: &str) -> io::Result<String> {
-        match &self.files {
-            Files::Disk(disk) => disk.link(path),
-            Files::Memory(memory) => memory.link(path),
-        }
+    /// What `read` makes of the text of a link; `None` if it is none, or no text.
+    fn link<T>(&self, path: At<'_>, read: impl FnOnce(&str) -> T) -> Option<T> {
+        let mut bytes = self.buffer.take();
+        let link = match &self.files {
+            Files::Disk(disk) => disk.link(path, &mut bytes),
+            Files::Memory(memory) => memory.link(path, &mut bytes),
+        };
+        let made = link.ok().and_then(|()| std::str::from_utf8(&bytes).ok()).map(read);
+        self.buffer.replace(bytes);
+        made
     }
+}
+
+/// The content of an attribute as text, the blanks around it left out.
+fn as_text(bytes: &[u8]) -> io::Result<&str> {
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err(io::Error::other(format!("has more than {MAX_FILE_BYTES} bytes")));
+    }
+    let text = std::str::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
+    text.map(str::trim).ok_or_else(|| io::Error::other("is not text"))
+}
+
+/// Most characters of a bad value that a warning repeats.
+const ECHO_CHARS: usize = 40;
+
+pub(super) fn short(text: &str) -> String {
+    text.chars().take(ECHO_CHARS).collect()
 }
 
 fn parent_of(path: &Path) -> Result<PathBuf, TopologyError> {
@@ -194,26 +294,27 @@ fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-fn parent(path: &str) -> &str {
-    path.rsplit_once('/').map_or("", |(parent, _)| parent)
-}
-
 /// A link's text relative to the folder it lies in; `None` if it leaves the root.
 fn join(folder: &str, link: &str) -> Option<String> {
     if link.starts_with('/') {
         return None;
     }
-    let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
+    let mut path = String::with_capacity(folder.len() + link.len());
+    path.push_str(folder);
     for part in link.split('/') {
         match part {
             "" | "." => {}
-            ".." => {
-                parts.pop()?;
+            ".." if path.is_empty() => return None,
+            ".." => path.truncate(path.rfind('/').unwrap_or(0)),
+            name => {
+                if !path.is_empty() {
+                    path.push('/');
+                }
+                path.push_str(name);
             }
-            name => parts.push(name),
         }
     }
-    Some(parts.join("/"))
+    Some(path)
 }
 
 #[cfg(test)]
