@@ -71,6 +71,7 @@ pub(crate) enum Verb {
   gdrctl topo --format tree         the PCIe tree
   gdrctl topo --format svg > a.svg  a picture for a ticket
   gdrctl topo --input ./sys-copy    a captured /sys of another host
+  nvidia-smi topo -m | gdrctl topo --input -
   gdrctl topo --input dgx-a100      a built-in profile")]
     Topo(Topo),
     /// Show which NICs each GPU should use
@@ -181,7 +182,7 @@ pub(crate) struct Drain {
 /// Where the topology comes from.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Input {
-    /// Read this instead of asking the daemon: a captured /sys (folder or archive), NCCL topology XML, text of nvidia-smi topo -m or rocm-smi, a host profile, or a built-in profile's name
+    /// Read this instead of asking the daemon: a captured /sys (folder or archive), NCCL topology XML, text of nvidia-smi topo -m or rocm-smi, a host profile, or a built-in profile's name; `-` reads any of these but a folder from standard input
     #[arg(long, value_name = "PATH")]
     pub(crate) input: Option<PathBuf>,
     /// More PCI ids that count as GPU, such as 1bcf:001c; what is read by gdrctl itself then, not the daemon's answer

@@ -1,5 +1,6 @@
 //! Where the topology comes from: the input that was named, else the daemon, else this host's own `/sys`.
 
+use std::io::IsTerminal as _;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -8,7 +9,7 @@ use gdrd_topology::assemble::{GpuIds, ReadOptions};
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::plan::contract::Plan;
 use gdrd_topology::plan::{PlanOptions, plan};
-use gdrd_topology::{profile, read_input, read_live};
+use gdrd_topology::{profile, read_input, read_live, read_stream};
 use serde_json::{Value, json};
 
 use crate::args::{Global, Input};
@@ -95,8 +96,19 @@ pub(crate) fn live(input: &Input) -> anyhow::Result<Snapshot> {
     read_live(&options(input)?).context("read this host")
 }
 
-/// A file, a folder, or a built-in profile. What exists in the file system comes first.
+/// What standard input is called in `--input`, and in messages.
+const STDIN: &str = "-";
+const STDIN_NAME: &str = "standard input";
+
+/// Standard input, a file, a folder, or a built-in profile. What exists in the file system comes before a profile.
 pub(crate) fn own(path: &Path, options: &ReadOptions) -> anyhow::Result<Snapshot> {
+    if path == Path::new(STDIN) {
+        let stdin = std::io::stdin().lock();
+        if stdin.is_terminal() {
+            anstream::eprintln!("note: paste the text, then press Enter and Ctrl-D");
+        }
+        return Ok(read_stream(stdin, Path::new(STDIN_NAME), options)?);
+    }
     if path.exists() {
         return Ok(read_input(path, options)?);
     }

@@ -1,5 +1,6 @@
 //! gdrctl as people and scripts run it, without a daemon: inputs, exit codes, formats, edges.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -46,6 +47,54 @@ fn a_sysfs_tree_gives_the_plan_of_the_profile_it_was_built_from() {
         };
         assert!(!assigned(&of_tree).is_empty());
         assert_eq!(assigned(&of_tree), assigned(&of_profile), "{name}");
+    }
+}
+
+/// Runs gdrctl with `input` as its standard input.
+fn fed(arguments: &[&str], input: &[u8]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gdrctl"));
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("gdrctl starts");
+    // It may have seen enough before the end.
+    let _ = child.stdin.take().expect("it is piped").write_all(input);
+    child.wait_with_output().expect("gdrctl ends")
+}
+
+#[test]
+fn every_kind_of_input_is_read_from_standard_input_too() {
+    let case = |path: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(path);
+        std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    };
+    let matrix =
+        "$ nvidia-smi topo -m\n\tGPU0\tNIC0\nGPU0\t X \tPIX\nNIC0\tPIX\t X \n\nNIC Legend:\n\n  NIC0: mlx5_3\n";
+    for (input, kind, gpus) in [
+        (case("cases/sysfs/ghw-kvm-p100-numa-minus1.tar.xz"), "sysfs", 1),
+        (case("cases/nccl-xml/azure-ndv4-topo.xml"), "nccl-xml", 8),
+        (case("fixtures/hosts/two-socket-2gpu.host"), "profile", 2),
+        (matrix.as_bytes().to_vec(), "topo-m", 1),
+    ] {
+        let plan = json(&fed(&["plan", "--format", "json", "--input", "-"], &input));
+        assert_eq!((&plan["source"]["kind"], &plan["source"]["path"]), (&kind.into(), &"standard input".into()));
+        assert_eq!(plan["gpus"].as_array().map(Vec::len), Some(gpus), "{kind}");
+    }
+    let svg = fed(&["topo", "--format", "svg", "--input", "-"], matrix.as_bytes());
+    assert!(text(&svg.stdout).starts_with("<svg"), "{}", text(&svg.stderr));
+}
+
+#[test]
+fn standard_input_that_is_no_input_is_refused_by_name() {
+    for (input, reason) in [
+        (&b""[..], "is empty"),
+        (b"\n  \n", "is empty"),
+        (b"hello\n", "nvidia-smi topo -m"),
+        (&[0xff, 0, 1, 2], "neither text nor an archive"),
+        (&[0x1f, 0x8b, 8, 0, 0], "gzip archive"),
+    ] {
+        let refused = fed(&["plan", "--input", "-"], input);
+        assert_eq!(refused.status.code(), Some(2), "{input:?}");
+        let message = text(&refused.stderr);
+        assert!(message.contains("standard input") && message.contains(reason), "{message}");
     }
 }
 

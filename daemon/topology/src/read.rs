@@ -92,6 +92,9 @@ pub fn read_text(text: &str, path: &Path, options: &ReadOptions) -> Result<Snaps
         return profile::snapshot(text, Some(path.to_owned()), options);
     }
     let unknown = |reason| TopologyError::UnknownInput { path: path.to_owned(), reason };
+    if text.trim().is_empty() {
+        return Err(unknown("is empty"));
+    }
     if let Some(reason) = foreign::name(text).filter(|_| first.starts_with('<')) {
         return Err(unknown(reason));
     }

@@ -1,11 +1,12 @@
 //! `gdrctl plan`: which NICs each GPU should use, as `gdrd.plan/v1` or as a table.
 
 use anstyle::{AnsiColor, Style};
-use gdrd_topology::bandwidth;
+use gdrd_topology::bandwidth::{self, BandwidthMatch};
 use gdrd_topology::level::Level;
 use gdrd_topology::model::Host;
 use gdrd_topology::plan::contract::{GpuPlan, Plan};
 use gdrd_topology::plan::{NicFilter, PlanOptions, plan};
+use serde::Serialize;
 
 use crate::args::{self, Format, Global, Pairing};
 use crate::exit::{Outcome, UsageError};
@@ -23,10 +24,22 @@ pub(crate) fn run(global: &Global, options: &args::Plan) -> anyhow::Result<Outco
         }
     };
     match global.format {
-        Format::Json => output::write(&made.to_json())?,
+        Format::Json => output::write(&as_json(&snapshot.host, &made)?)?,
         _ => output::write(&(as_text(&made) + &bandwidth_text(&snapshot.host, &made)))?,
     }
     Ok(Outcome::Done)
+}
+
+/// The plan, and each GPU's link against its NICs, which takes the host to tell.
+#[derive(Serialize)]
+struct View<'a> {
+    #[serde(flatten)]
+    plan: &'a Plan,
+    bandwidth: Vec<BandwidthMatch>,
+}
+
+fn as_json(host: &Host, plan: &Plan) -> serde_json::Result<String> {
+    serde_json::to_string_pretty(&View { plan, bandwidth: bandwidth::matches(host, plan) })
 }
 
 /// Each GPU's link against its NICs, GPUs of which the same can be said together.
@@ -132,6 +145,18 @@ mod tests {
         let text = bandwidth_text(&host, &dgx(None, None));
         let all = (0..8).map(|gpu| format!("GPU{gpu}")).collect::<Vec<_>>().join(",");
         assert!(text.contains(&format!("{all}: link of 252 Gbit/s against NICs of 200: 52")), "{text}");
+    }
+
+    #[test]
+    fn the_json_is_the_plan_and_what_the_links_waste() {
+        let host = source::own(Path::new("dgx-a100"), &ReadOptions::default()).unwrap().host;
+        let text = as_json(&host, &dgx(None, None)).unwrap();
+        assert!(text.starts_with("{\n  \"schema\": \"gdrd.plan/v1\",\n"), "{text}");
+        let view: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let first = &view["bandwidth"][0];
+        assert_eq!((&first["gpu"], &first["usable_gbps"]), (&"GPU0".into(), &200.0.into()));
+        assert!(first["gpu_gbps"].as_f64().is_some_and(|gbps| (gbps - 252.0).abs() < 1.0), "{first}");
+        assert!(first["uplink"]["gbps"].is_number() && first["findings"].is_array(), "{first}");
     }
 
     #[test]

@@ -74,13 +74,15 @@ fn ports(tree: &Tree, entry: &str) -> Vec<Port> {
 }
 
 fn port(tree: &Tree, port_num: u8, path: &str) -> Port {
-    let text = |file: &str| tree.text(&format!("{path}/{file}"));
+    let state = tree.parse((path, "state"), |state| Some(PortState::parse(state)));
+    let link_layer = tree.parse((path, "link_layer"), |layer| Some(LinkLayer::parse(layer)));
+    let link_layer = link_layer.unwrap_or(LinkLayer::Unknown);
     Port {
         port_num,
-        state: text("state").map_or(PortState::Unknown, |state| PortState::parse(&state)),
-        link_layer: text("link_layer").map_or(LinkLayer::Unknown, |layer| LinkLayer::parse(&layer)),
-        rate_gbps: text("rate").and_then(|rate| rate_gbps(tree, path, &rate)),
-        gids: gids(tree, path),
+        state: state.unwrap_or(PortState::Unknown),
+        link_layer,
+        rate_gbps: tree.text((path, "rate")).and_then(|rate| rate_gbps(tree, path, &rate)),
+        gids: gids(tree, path, link_layer),
     }
 }
 
@@ -100,25 +102,32 @@ fn is_in_use(gid: &Ipv6Addr) -> bool {
     gid.octets()[8..].iter().any(|byte| *byte != 0)
 }
 
-/// GIDs in use. Tables are sparse: empty slots are zero, and their type gives EINVAL.
-fn gids(tree: &Tree, port: &str) -> Vec<Gid> {
-    let mut gids = Vec::new();
-    for name in tree.list_or_warn(&format!("{port}/gids")).into_iter().take(MAX_GIDS) {
-        let Ok(gid_index) = name.parse() else { continue };
-        let gid = tree.quiet_text(&format!("{port}/gids/{name}")).and_then(|text| text.parse().ok());
-        let Some(gid) = gid.filter(is_in_use) else { continue };
-        let kind = tree.quiet_text(&format!("{port}/gid_attrs/types/{name}"));
-        gids.push(Gid {
-            gid_index,
-            gid,
-            kind: kind.and_then(|kind| match kind.as_str() {
-                "IB/RoCE v1" => Some(GidKind::IbOrRoceV1),
-                "RoCE v2" => Some(GidKind::RoceV2),
-                _ => None,
-            }),
-            netdev: tree.quiet_text(&format!("{port}/gid_attrs/ndevs/{name}")).filter(|name| !name.is_empty()),
-        });
+/// GIDs in use. Tables of RoCE are sparse: empty slots are zero, and their type gives EINVAL. Those of InfiniBand are
+/// filled from the front, so that of their hundreds of slots two or three are read.
+fn gids(tree: &Tree, port: &str, link_layer: LinkLayer) -> Vec<Gid> {
+    let folder = format!("{port}/gids");
+    let names = tree.list_or_warn(&folder).into_iter().take(MAX_GIDS);
+    let mut slots: Vec<(u16, String)> = names.filter_map(|name| Some((name.parse().ok()?, name))).collect();
+    slots.sort_unstable();
+    let mut used: Vec<(u16, String, Ipv6Addr)> = Vec::new();
+    for (gid_index, name) in slots {
+        let gid: Option<Ipv6Addr> = tree.quiet_parse((folder.as_str(), name.as_str()), |text| text.parse().ok());
+        match gid.filter(is_in_use) {
+            Some(gid) => used.push((gid_index, name, gid)),
+            None if link_layer == LinkLayer::InfiniBand => break,
+            None => {}
+        }
     }
-    gids.sort_by_key(|gid| gid.gid_index);
-    gids
+    let (types, netdevs) = (format!("{port}/gid_attrs/types"), format!("{port}/gid_attrs/ndevs"));
+    let gid = |(gid_index, name, gid): (u16, String, Ipv6Addr)| Gid {
+        gid_index,
+        gid,
+        kind: tree.quiet_parse((types.as_str(), name.as_str()), |kind| match kind {
+            "IB/RoCE v1" => Some(GidKind::IbOrRoceV1),
+            "RoCE v2" => Some(GidKind::RoceV2),
+            _ => None,
+        }),
+        netdev: tree.quiet_text((netdevs.as_str(), name.as_str())).filter(|name| !name.is_empty()),
+    };
+    used.into_iter().map(gid).collect()
 }
