@@ -21,7 +21,7 @@ build_peers() {
 
 shopt -s nullglob
 build_peers
-cargo build --release --locked --quiet -p gdrd -p gdrd-bench --bins
+cargo build --release --locked --quiet -p gdrd -p gdrctl -p gdrd-bench --bins
 "$target/release/gdrd-bench" --peers "$peers" --json "$target/bench.json" "$@"
 echo
 echo "the same as JSON: $target/bench.json"

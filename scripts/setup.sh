@@ -130,6 +130,8 @@ for group in "$@"; do
     bench)
       # Peers that gdrd is measured against in the same run (tests/bench/peers).
       want 'libucx-dev' has_header ucs/memory/rcache.h
+      want 'libhwloc-dev' has_header hwloc.h
+      want 'xz-utils' has xz
       ;;
     *)
       echo "setup.sh: unknown group '$group' (build, test, lint, bench)" >&2

@@ -5,11 +5,22 @@ mod clients;
 mod idle;
 pub(crate) mod lease_round;
 mod live_leases;
+mod place;
+mod read;
 pub(crate) mod write_latency;
 pub(crate) mod write_rate;
 
 use crate::frame::Group;
 
 /// All measurements, in the order of the table. The idle daemon first: nothing of the rest is then still settling.
-pub(crate) const ALL: &[Group] =
-    &[idle::GROUP, write_latency::GROUP, write_rate::GROUP, lease_round::GROUP, live_leases::GROUP, clients::GROUP];
+pub(crate) const ALL: &[Group] = &[
+    idle::GROUP,
+    write_latency::GROUP,
+    write_rate::GROUP,
+    lease_round::GROUP,
+    live_leases::GROUP,
+    clients::GROUP,
+    read::GROUP,
+    read::LARGE,
+    place::GROUP,
+];
