@@ -17,7 +17,8 @@ stty -F /dev/ttyS2 raw -echo
 stty -F /dev/ttyS3 raw -echo
 
 for module in virtio_pci virtio_net crc32_generic ib_uverbs rdma_rxe; do
-  modprobe "$module" || echo "guest: no module $module"
+  # Not every kernel has each of them.
+  modprobe -q "$module"
 done
 read -r line </proc/cmdline
 for word in $line; do

@@ -12,18 +12,18 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use gdrd_cuda::WorkerPool;
 use gdrd_engine::{GpuProof, GpuUuid, Hardware, HostPlan, MemoryKind, PlannedGpu};
-use gdrd_hal::{Gid, GidEntry, GidType, GpuCopies, GpuFact, GpuFacts, GpuMemory, Hca, LinkLayer, PortState};
+use gdrd_hal::{Gid, GidEntry, GidType, GpuCopies, GpuFact, GpuFacts, GpuMemory, LinkLayer, PortState};
 use gdrd_server::{Backend, Topology};
 use gdrd_sim::fault::MAX_SCRIPT_BYTES;
 use gdrd_sim::{Provider, SimHca, SimHost, SimOptions, SimPort, SimSpec};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::{profile, read_input, read_live, read_root};
-use gdrd_verbs::{Options, Verbs};
 
 use crate::arguments::Arguments;
 use crate::config::{Config, TopologyKeys};
 use crate::gpus::{self, NvmlFacts};
+use crate::rdma::RdmaDevices;
 
 /// Rate that simulated HCAs over GPU memory tell.
 const SIM_RATE_GBPS: f64 = 400.0;
@@ -47,6 +47,8 @@ pub(crate) struct Machine {
     nvml: Option<Arc<NvmlFacts>>,
     /// Simulated HCAs over real GPU memory.
     sim_hcas: Vec<String>,
+    /// Where RDMA devices that come later are opened.
+    pub(crate) rdma: Option<Arc<RdmaDevices>>,
 }
 
 impl Machine {
@@ -142,12 +144,13 @@ fn live(origin: Origin, sim_hcas: u8, config: &Config) -> anyhow::Result<Chosen>
         Ok(pool) => sim_hcas_over(pool, sim_hcas)?.hcas(),
         Err(reason) => bail!("--sim-hca needs gpu memory, and there is none: {reason}"),
     };
-    let machine = Machine { nvml: nvml.clone(), sim_hcas: hcas.iter().map(|hca| hca.name().to_owned()).collect() };
+    let (rdma_devices, rdma, verbs) = RdmaDevices::open(config.verbs.options());
+    let sim_hcas = hcas.iter().map(|hca| hca.name().to_owned()).collect();
+    let machine = Machine { nvml: nvml.clone(), sim_hcas, rdma: rdma_devices.map(Arc::new) };
     let mut chosen = without_backends(origin, machine, &config.topology)?;
     if !hcas.is_empty() {
         chosen.backends = vec![backend("sim", Ok(format!("{} simulated hcas that copy on the gpu", hcas.len())))];
     }
-    let (rdma, verbs) = rdma_devices(&config.verbs.options());
     let served = report.gpus.iter().filter(|gpu| gpu.skip_reason().is_none()).count();
     let of_all = format!("{served} of {} gpus, a worker process each", report.gpus.len());
     let driver = format!("driver {}, {} gpus", report.driver_version, report.gpus.len());
@@ -206,28 +209,9 @@ fn sim_gid(index: u8) -> Gid {
 }
 
 /// What it found, or why it is absent.
-fn backend(name: &'static str, told: Result<String, String>) -> Backend {
+pub(crate) fn backend(name: &'static str, told: Result<String, String>) -> Backend {
     let present = told.is_ok();
     Backend { name, present, reason: told.unwrap_or_else(|reason| reason) }
-}
-
-/// The RDMA devices of this machine, and what to say of them. A device that cannot be opened takes none of the others
-/// with it.
-fn rdma_devices(options: &Options) -> (Vec<Arc<dyn Hca>>, Backend) {
-    let devices = match Verbs::load().and_then(|verbs| verbs.open_devices(options)) {
-        Ok(devices) => devices,
-        Err(error) => return (Vec::new(), backend("verbs", Err(error.to_string()))),
-    };
-    let unusable = devices.unusable.iter().map(|device| format!("not {}: {}", device.name, device.error));
-    let names: Vec<&str> = devices.hcas.iter().map(|hca| hca.name()).collect();
-    let served = (!names.is_empty()).then(|| format!("serves {}", names.join(", ")));
-    let told: Vec<String> = served.clone().into_iter().chain(unusable).collect();
-    let told = match told.as_slice() {
-        [] => Err("libibverbs lists no rdma device".to_owned()),
-        told if served.is_some() => Ok(told.join("; ")),
-        told => Err(told.join("; ")),
-    };
-    (devices.hcas, backend("verbs", told))
 }
 
 /// The backends for hardware, none of which serves this host.

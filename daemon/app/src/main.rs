@@ -11,10 +11,12 @@ mod inherited;
 mod keeper;
 mod logging;
 mod notify;
+mod rdma;
 mod rescan;
 mod runtime_dir;
 mod sockets;
 mod store;
+mod uevents;
 mod worker;
 
 use std::ffi::OsString;
@@ -25,7 +27,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use gdrd_engine::{Continuity, Engine, SessionResumed};
-use gdrd_server::{Backend, HostFacts, Server, ServerConfig};
+use gdrd_server::{Backend, Backends, HostFacts, Server, ServerConfig};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -118,11 +120,11 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let limits = (lendable(descriptors), most_kept);
     let (engine, resumed) = start_engine(config, chosen.gpu_proof, chosen.hardware, limits, continuity)?;
     let facts = HostFacts {
-        backends: chosen.backends,
+        backends: Backends::new(chosen.backends),
         sim_profile: chosen.sim_profile,
         runtime_dir: runtime_dir.path().display().to_string(),
     };
-    for Backend { name, present, reason } in &facts.backends {
+    for Backend { name, present, reason } in facts.backends.list() {
         info!(present, "{name}: {reason}");
     }
     let status = status(&facts, &chosen.topology);
@@ -133,6 +135,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         interval: Duration::from_secs(config.topology.rescan_interval_s),
         topology: chosen.topology.clone(),
         engine: engine.clone(),
+        backends: facts.backends.clone(),
     };
     let server =
         ServerConfig { engine: engine.clone(), topology: chosen.topology, facts, limits: config.server(), resumed };
@@ -182,7 +185,8 @@ fn start_engine(
 fn status(facts: &HostFacts, topology: &gdrd_server::Topology) -> String {
     let view = topology.current();
     let plan = view.plan();
-    let present: Vec<_> = facts.backends.iter().filter(|backend| backend.present).map(|backend| backend.name).collect();
+    let backends = facts.backends.list();
+    let present: Vec<_> = backends.iter().filter(|backend| backend.present).map(|backend| backend.name).collect();
     let what = match facts.sim_profile.as_str() {
         "" if present.is_empty() => "topology only, no hardware backend".to_owned(),
         "" => format!("backends {}", present.join(", ")),

@@ -1,14 +1,16 @@
-//! Keeps an eye on the host: reads it again at each interval, and when the GPU driver reports something, and puts what has
-//! changed in force.
+//! Keeps an eye on the host: reads it again when the kernel or the GPU driver tells of devices, when an RDMA device has an
+//! event, and at each interval, since none tells all; and puts what has changed in force.
 
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
 use gdrd_engine::Engine;
-use gdrd_server::{Change, Topology};
+use gdrd_server::{Backends, Change, Topology};
 use gdrd_topology::assemble::ReadOptions;
 use tracing::{info, warn};
 
 use crate::hardware::{self, Machine, Origin};
+use crate::uevents::{self, Uevents};
 
 /// What keeps an eye on the host.
 #[derive(Debug)]
@@ -25,6 +27,8 @@ pub(crate) struct Rescan {
     pub(crate) topology: Topology,
     /// Who follows it.
     pub(crate) engine: Engine,
+    /// What is told of the backends.
+    pub(crate) backends: Backends,
 }
 
 impl Rescan {
@@ -33,10 +37,25 @@ impl Rescan {
         if self.origin == Origin::Simulated {
             return std::future::pending().await;
         }
+        let uevents = match Uevents::open() {
+            Ok(uevents) if self.origin == Origin::Live => Some(uevents),
+            Ok(_) => None,
+            Err(error) => {
+                info!(%error, "the kernel does not tell this process of devices; the host is read at intervals only");
+                None
+            }
+        };
+        let devices_change = async || match &uevents {
+            Some(uevents) => uevents.changed().await,
+            None => std::future::pending().await,
+        };
+        let mut hca_events = self.engine.watch_hcas();
         loop {
             tokio::select! {
                 () = self.interval() => {}
                 () = self.machine.news() => self.refresh_gpus().await,
+                () = devices_change() => {}
+                Some(()) = hca_events.next() => tokio::time::sleep(uevents::SETTLE).await,
             }
             self.once().await;
         }
@@ -61,9 +80,22 @@ impl Rescan {
     async fn once(&self) {
         let (origin, options, machine) = (self.origin.clone(), self.options.clone(), self.machine.clone());
         match tokio::task::spawn_blocking(move || hardware::read(&origin, &options, &machine)).await {
-            Ok(Ok(snapshot)) => self.apply(self.topology.update(snapshot)),
+            Ok(Ok(snapshot)) => {
+                self.apply(self.topology.update(snapshot));
+                self.follow_rdma_devices().await;
+            }
             Ok(Err(error)) => warn!("topology is as before: {error:#}"),
             Err(error) => warn!(%error, "the topology reader ended by itself"),
+        }
+    }
+
+    /// Serves RDMA devices that have come since.
+    async fn follow_rdma_devices(&self) {
+        let Some(rdma) = self.machine.rdma.clone() else { return };
+        let (view, engine) = (self.topology.current(), self.engine.clone());
+        match tokio::task::spawn_blocking(move || rdma.follow(&view.snapshot().host, &engine)).await {
+            Ok(told) => self.backends.set(told),
+            Err(error) => warn!(%error, "opening rdma devices ended by itself"),
         }
     }
 
@@ -109,7 +141,8 @@ mod tests {
             plan: hardware::host_plan(&topology, &[], &machine),
         };
         let engine = Engine::start(EngineConfig::default(), hardware).expect("it starts");
-        Rescan { origin, machine, options, interval: Duration::ZERO, topology, engine }
+        let backends = Backends::default();
+        Rescan { origin, machine, options, interval: Duration::ZERO, topology, engine, backends }
     }
 
     #[tokio::test]

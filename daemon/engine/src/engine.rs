@@ -307,6 +307,24 @@ impl Engine {
         self.runtime().resume_gpus(viewer, gpu)
     }
 
+    /// Names of the HCAs that are served. One that has gone is not among them.
+    #[must_use]
+    pub fn hca_names(&self) -> Vec<String> {
+        self.runtime().hca_names()
+    }
+
+    /// Tells of events of HCAs: a port, addresses, a device that went. Several may come as one. One watch counts, the last.
+    #[must_use]
+    pub fn watch_hcas(&self) -> mpsc::Receiver<()> {
+        self.runtime().watch_hcas()
+    }
+
+    /// Serves one more HCA: one that has come, or come back after it had gone. Leases and queue pairs of the earlier
+    /// one stay lost. False, and the device is dropped, when one of its name is served.
+    pub fn add_hca(&self, hca: Arc<dyn Hca>) -> bool {
+        self.runtime().add_hca(hca)
+    }
+
     /// Counters and gauges now.
     #[must_use]
     pub fn stats(&self) -> Vec<Stat> {

@@ -16,7 +16,7 @@ mod session;
 mod status;
 mod topology;
 
-pub use grpc::{Backend, HostFacts};
+pub use grpc::{Backend, Backends, HostFacts};
 pub use limits::ServerLimits;
 pub use server::{Server, ServerConfig, ServerError, Sockets};
 pub use status::{REASON_KEY, code_of};

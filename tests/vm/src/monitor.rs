@@ -37,13 +37,24 @@ impl Monitor {
         Self { port, commands: 0 }
     }
 
-    /// Gives a command and awaits its end. Commands that tests need print nothing unless they are refused.
+    /// Gives a command and awaits its end.
     ///
     /// # Panics
     /// When the port cannot be used, or the monitor refuses.
     pub fn command(&mut self, command: &str) {
+        self.try_command(command).unwrap_or_else(|refusal| unreachable!("{command}: {refusal}"));
+    }
+
+    /// Gives a command and awaits its end.
+    ///
+    /// # Errors
+    /// What the monitor says in refusal. Commands that tests need print nothing else.
+    ///
+    /// # Panics
+    /// When the port cannot be used.
+    pub fn try_command(&mut self, command: &str) -> Result<(), String> {
         self.commands += 1;
-        let lines = format!("{command}\nprint {MARK}+{}\n", self.commands);
+        let lines = format!("{command}\nprint /d {MARK}+{}\n", self.commands);
         self.port.write_all(lines.as_bytes()).expect("the monitor listens");
         let done = (MARK + self.commands).to_string();
         let mut told = String::new();
@@ -52,6 +63,6 @@ impl Monitor {
             let got = self.port.read(&mut bytes).expect("the monitor answers");
             told.push_str(&String::from_utf8_lossy(bytes.get(..got).unwrap_or_default()));
         }
-        assert!(!told.contains("Error"), "{command}: {told}");
+        told.lines().find(|line| line.starts_with("Error")).map_or(Ok(()), |line| Err(line.to_owned()))
     }
 }

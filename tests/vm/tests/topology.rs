@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::sync::Once;
 
-use common::{daemon_with, text};
+use common::{daemon_with, make_rxe, nics, text};
 use gdrd_harness::Puppet;
 use gdrd_harness::script::Command;
 use gdrd_vm::pci::{Function, functions};
@@ -15,13 +15,7 @@ use gdrd_vm::run;
 use serde_json::Value;
 
 const GPU_CLASS: &str = "0x0302";
-const NIC_CLASS: &str = "0x0200";
 const DRIVE_CLASS: &str = "0x0108";
-
-/// NICs below the switches: that of the wire sits on the root bus itself.
-fn nics() -> Vec<Function> {
-    functions(NIC_CLASS).into_iter().filter(|nic| nic.root() != "pci0000:00").collect()
-}
 
 /// Name of the soft RoCE device over the NIC of this address.
 fn rxe_of(nic: &Function) -> String {
@@ -35,17 +29,7 @@ fn prepared() {
         for module in ["e1000e", "igb", "igbvf", "nvme"] {
             run("modprobe", &[module]);
         }
-        nics().iter().for_each(make_rxe);
-    });
-}
-
-fn make_rxe(nic: &Function) {
-    let netdev = gdrd_harness::wait_until("the driver makes an interface", || nic.netdevs().pop().ok_or(nic));
-    run("ip", &["link", "set", &netdev, "up"]);
-    run("rdma", &["link", "add", &rxe_of(nic), "type", "rxe", "netdev", &netdev]);
-    gdrd_harness::wait_until("the link comes up", || {
-        let state = fs::read_to_string(format!("/sys/class/infiniband/{}/ports/1/state", rxe_of(nic)));
-        if state.as_ref().is_ok_and(|state| state.contains("ACTIVE")) { Ok(()) } else { Err(state) }
+        nics().iter().for_each(|nic| make_rxe(nic, &rxe_of(nic)));
     });
 }
 
@@ -149,7 +133,7 @@ fn virtual_functions_stand_below_their_physical_one() {
         |nic: &Function| fs::canonicalize(nic.path.join("physfn")).is_ok_and(|path| path == physical.path);
     let virtuals: Vec<Function> = nics().into_iter().filter(of_physical).collect();
     assert_eq!(virtuals.len(), 2);
-    virtuals.iter().for_each(make_rxe);
+    virtuals.iter().for_each(|nic| make_rxe(nic, &rxe_of(nic)));
     let plan = json(&["plan"]);
     let profile = run("gdrctl", &["export", "profile"]);
     for function in &virtuals {

@@ -122,7 +122,7 @@ impl Context {
         if !self.is_gone() {
             return Ok(());
         }
-        let reason = "the driver reported it fatal or it was removed; restart gdrd once it is back".to_owned();
+        let reason = "the driver reported it fatal or it was removed; it is served again once it is back".to_owned();
         Err(HcaError::Gone { hca: self.name.clone(), reason })
     }
 }

@@ -51,6 +51,11 @@ impl<'l> DeviceList<'l> {
         self.len
     }
 
+    /// Name of the device at this place; `None` past the end.
+    pub(crate) fn name(&self, place: usize) -> Option<String> {
+        self.device(place).map(|(_, name)| name)
+    }
+
     /// The device and its name; `None` past the end.
     fn device(&self, place: usize) -> Option<(NonNull<ibv_device>, String)> {
         if place >= self.len {

@@ -82,9 +82,17 @@ impl Verbs {
     /// # Errors
     /// `NoList` when there is no list of devices; a single device that fails is among the unusable ones.
     pub fn open_devices(&self, options: &Options) -> Result<Devices, AbsentError> {
+        self.open_those(options, |_| true)
+    }
+
+    /// As [`Verbs::open_devices`], those devices whose name is wanted: what has come since.
+    ///
+    /// # Errors
+    /// `NoList`.
+    pub fn open_those(&self, options: &Options, is_wanted: impl Fn(&str) -> bool) -> Result<Devices, AbsentError> {
         let list = device::DeviceList::read(&self.library)?;
         let mut devices = Devices::default();
-        for place in 0..list.len() {
+        for place in (0..list.len()).filter(|place| list.name(*place).is_none_or(|name| is_wanted(&name))) {
             let (name, opened) = device::Device::open(&list, place, options);
             match opened {
                 Ok(device) => devices.hcas.push(Arc::new(device)),

@@ -64,6 +64,14 @@ struct ThreadHandle {
     chosen: AtomicU32,
 }
 
+/// The thread that blocks on the driver of one HCA.
+struct ColdThread {
+    hca: HcaIndex,
+    /// `None` once the HCA is forgotten: it ends when the last queue pair has.
+    mailbox: Option<Cold>,
+    thread: JoinHandle<()>,
+}
+
 /// The broker's threads. Shut down when dropped.
 pub struct Broker {
     config: Config,
@@ -71,7 +79,7 @@ pub struct Broker {
     registry: Arc<Registry>,
     hcas: Mutex<BTreeMap<HcaIndex, Arc<HcaShare>>>,
     workers: Mutex<Vec<JoinHandle<()>>>,
-    cold: Mutex<Vec<(Cold, JoinHandle<()>)>>,
+    cold: Mutex<Vec<ColdThread>>,
 }
 
 impl std::fmt::Debug for Broker {
@@ -245,14 +253,17 @@ impl Broker {
         }
     }
 
-    /// Lets go of an HCA that went away. Queue pairs on it stay attached until they are detached. An
-    /// HCA that comes back may take the same index.
+    /// Lets go of an HCA that went away: what is posted on it ends as fatal. Its queue pairs go to ERR and stay attached
+    /// until they are detached; with the last of them its thread ends.
     pub fn forget_hca(&self, hca: HcaIndex) {
         if lock(&self.hcas).remove(&hca).is_some() {
             for thread in 0..self.threads.len() {
                 // A thread that has stopped has none.
                 let _ = self.send(thread, Command::ForgetHca(hca));
             }
+            let mut cold = lock(&self.cold);
+            cold.retain(|cold| !cold.thread.is_finished());
+            cold.iter_mut().filter(|cold| cold.hca == hca).for_each(|cold| cold.mailbox = None);
         }
     }
 
@@ -276,10 +287,10 @@ impl Broker {
         join(workers.into_iter());
         lock(&self.hcas).clear();
         let cold = std::mem::take(&mut *lock(&self.cold));
-        for (cold, _) in &cold {
-            cold.send(Job::Stop);
+        for mailbox in cold.iter().filter_map(|cold| cold.mailbox.as_ref()) {
+            mailbox.send(Job::Stop);
         }
-        join(cold.into_iter().map(|(_, thread)| thread));
+        join(cold.into_iter().map(|cold| cold.thread));
     }
 
     fn share_of(&self, hca: HcaIndex) -> Result<Arc<HcaShare>, BrokerError> {
@@ -289,7 +300,7 @@ impl Broker {
         }
         let (cold, thread) = Cold::start(hca)?;
         let share = Arc::new(HcaShare::new(hca, cold.clone(), self.threads.len()));
-        lock(&self.cold).push((cold, thread));
+        lock(&self.cold).push(ColdThread { hca, mailbox: Some(cold), thread });
         hcas.insert(hca, Arc::clone(&share));
         Ok(share)
     }

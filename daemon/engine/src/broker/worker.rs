@@ -298,11 +298,7 @@ impl Worker {
     fn obey_one(&mut self, command: Command) {
         match command {
             Command::AddCq(setup) => self.add_cq(setup),
-            Command::ForgetHca(hca) => {
-                for cq in self.cqs.iter_mut().filter(|cq| cq.hca == hca) {
-                    cq.leaving = true;
-                }
-            }
+            Command::ForgetHca(hca) => self.forget_hca(hca),
             Command::Attach(queue_pair) => self.attach(queue_pair),
             Command::Detach(id) => {
                 self.stop(id);
@@ -338,6 +334,16 @@ impl Worker {
             tracing::error!(hca = hca.0, %reason, "events of a completion queue cannot be watched");
         }
         self.cqs.push(Cq { queue, share, hca, cold, leaving: false });
+    }
+
+    /// Nothing will complete there any more, whatever the driver says of its queues.
+    fn forget_hca(&mut self, hca: HcaIndex) {
+        for index in 0..self.cqs.len() {
+            if self.cqs.get(index).is_some_and(|cq| cq.hca == hca && !cq.leaving) {
+                let reason = "the hca was given up".to_owned();
+                self.fail_cq(index, HcaError::Gone { hca: format!("hca {}", hca.0), reason });
+            }
+        }
     }
 
     fn attach(&mut self, mut queue_pair: Box<QueuePair>) {

@@ -81,7 +81,7 @@ pub(crate) enum Job {
         keep: Option<Name>,
     },
     /// To RTS.
-    ConnectQueuePair { queue_pair: QueuePairId, remote: Endpoint },
+    ConnectQueuePair { queue_pair: QueuePairId, hca: HcaIndex, remote: Endpoint },
     /// To ERR, drained, detached, destroyed.
     DestroyQueuePair { queue_pair: QueuePairId },
 }
@@ -105,6 +105,8 @@ pub(crate) enum Effect {
     Retire { tenant: TenantId, slots: Vec<(SlotId, Generation)> },
     /// Tells `Quiesced` once no admitted request uses the retired slots.
     Quiesce { tenant: TenantId, allocation: AllocationId, slots: Vec<SlotId> },
+    /// The HCA is gone, and nothing will be made on it any more.
+    ForgetHca { hca: HcaIndex },
     /// Queue pairs with requests on the slots go to ERR, so that they quiesce.
     FlushUsers { tenant: TenantId, slots: Vec<SlotId> },
     /// Once the retired slot is quiet, ends that one registration; tells `Shed`.

@@ -72,6 +72,7 @@ impl Core {
         for queue_pair in queue_pairs {
             self.queue_pair_failed(queue_pair, cause.clone());
         }
+        self.effect(Effect::ForgetHca { hca: index });
     }
 
     /// A lease goes on with what registrations it has left; without any it is revoked.

@@ -9,7 +9,7 @@ use crate::error::EngineError;
 use crate::lease::{AcquireRequest, MemoryKind, MemoryPlace};
 use crate::plan::{HostPlan, PlannedGpu};
 
-/// Place of an HCA in the host's list. Never used again.
+/// Place of an HCA in the host's list. Never used again: a device that comes back takes a new one.
 pub(crate) use crate::broker::HcaIndex;
 
 /// Least length of a host buffer, bytes.
@@ -80,6 +80,23 @@ impl Host {
         }
     }
 
+    /// Takes one more HCA, and pairs GPUs anew with those of their names.
+    pub(crate) fn add_hca(&mut self, name: Arc<str>) {
+        self.hcas.push(HcaState { name, gone: None });
+        for at in 0..self.gpus.len() {
+            let Some(names) = self.gpus.get(at).map(|gpu| &gpu.planned.hcas) else { continue };
+            let hcas = names.iter().filter_map(|name| self.hca_index(name)).collect();
+            if let Some(gpu) = self.gpus.get_mut(at) {
+                gpu.hcas = hcas;
+            }
+        }
+    }
+
+    /// Names of those that are not gone.
+    pub(crate) fn served_hcas(&self) -> impl Iterator<Item = &str> {
+        self.hcas.iter().filter(|hca| hca.gone.is_none()).map(|hca| &*hca.name)
+    }
+
     pub(crate) fn gpu(&self, index: GpuIndex) -> Option<&Gpu> {
         self.gpus.get(usize::from(index.0))
     }
@@ -114,8 +131,9 @@ impl Host {
         u16::try_from(at).ok().map(GpuIndex)
     }
 
+    /// The latest of that name: those before it are gone.
     fn hca_index(&self, name: &str) -> Option<HcaIndex> {
-        let at = self.hcas.iter().position(|hca| &*hca.name == name)?;
+        let at = self.hcas.iter().rposition(|hca| &*hca.name == name)?;
         u16::try_from(at).ok().map(HcaIndex)
     }
 

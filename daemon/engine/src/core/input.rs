@@ -1,5 +1,6 @@
 //! What the state machine is told.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use gdrd_hal::Endpoint;
@@ -159,6 +160,8 @@ pub(crate) enum Input {
     GpuHealthy { gpu: GpuIndex },
     /// An HCA was lost.
     HcaGone { hca: HcaIndex, message: String },
+    /// An HCA was found, or found again: it takes the next place.
+    HcaFound { name: Arc<str> },
     /// A port lost its link.
     PortDown { hca: HcaIndex, port_num: u8 },
     /// Another pairing.

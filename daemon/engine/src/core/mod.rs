@@ -211,6 +211,7 @@ impl Core {
             Input::GpuLost { gpu, message } => self.gpu_lost(gpu, message),
             Input::GpuHealthy { gpu } => self.host.gpu_healthy(gpu),
             Input::HcaGone { hca, message } => self.hca_gone(hca, message),
+            Input::HcaFound { name } => self.host.add_hca(name),
             Input::PortDown { hca, port_num } => self.port_down(hca, port_num),
             Input::Plan { plan } => self.host.update(&plan),
             Input::Watched { watched } => self.watched = watched,

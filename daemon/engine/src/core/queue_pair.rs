@@ -199,10 +199,10 @@ impl Core {
             }
             entry.stage = Stage::Connecting;
             entry.call = Some(call);
-            Ok(())
+            Ok(entry.hca)
         });
         match checked {
-            Ok(()) => self.effect(Effect::Start(Job::ConnectQueuePair { queue_pair: id, remote })),
+            Ok(hca) => self.effect(Effect::Start(Job::ConnectQueuePair { queue_pair: id, hca, remote })),
             Err(error) => self.answer(call, Err(error)),
         }
     }

@@ -1,11 +1,12 @@
 //! Events of devices: a thread that sleeps until an HCA has one, and GPU facts when asked for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use gdrd_hal::{GpuFact, GpuFacts, GpuHealth, GpuUuid, HcaEvent};
+use futures_channel::mpsc;
+use gdrd_hal::{GpuFact, GpuFacts, GpuHealth, GpuUuid, Hca, HcaEvent};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
@@ -17,37 +18,57 @@ use crate::ids::DeviceNumber;
 
 use super::executor::Lane;
 
-/// What wakes the thread to stop.
+/// What wakes the thread.
 #[derive(Debug)]
 pub(super) struct Devices {
-    stop: OwnedFd,
+    wake: OwnedFd,
     stopping: AtomicBool,
+    /// Who wants to know of events.
+    watcher: Mutex<Option<mpsc::Sender<()>>>,
 }
 
 impl Devices {
     pub(super) fn new() -> Result<Self, Errno> {
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { stop, stopping: AtomicBool::new(false) })
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { wake, stopping: AtomicBool::new(false), watcher: Mutex::default() })
     }
 
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        // It is private and empty, so the write neither fails nor blocks.
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        self.look_again();
+    }
+
+    /// The HCAs are others than before.
+    pub(super) fn look_again(&self) {
+        // It is private and far from full, so the write neither fails nor blocks.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    fn tell_watcher(&self) {
+        if let Some(watcher) = &mut *lock(&self.watcher) {
+            // Full: it will be told, and looks at everything then. Closed: nobody is left to tell.
+            let _ = watcher.try_send(());
+        }
+    }
+
+    fn take_wake(&self) {
+        // Empty unless somebody has written since.
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 }
 
 /// Runs until it is stopped. Makes no wake-up without an event.
 pub(super) fn run(runtime: &Arc<Runtime>) {
     let devices = &runtime.devices;
-    let mut watched: Vec<(HcaIndex, usize)> = (0..runtime.hcas.len())
-        .filter_map(|at| u16::try_from(at).ok().map(|index| (HcaIndex(index), at)))
-        .filter(|(_, at)| runtime.hcas.get(*at).is_some_and(|hca| hca.event_fd().is_some()))
-        .collect();
+    // A broken fd would wake us without end.
+    let mut broken: BTreeSet<HcaIndex> = BTreeSet::new();
     while !devices.stopping.load(Ordering::Acquire) {
-        let mut fds = vec![PollFd::from_borrowed_fd(devices.stop.as_fd(), PollFlags::IN)];
-        let ready_fds = watched.iter().filter_map(|(_, at)| runtime.hcas.get(*at).and_then(|hca| hca.event_fd()));
-        fds.extend(ready_fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let mut hcas = runtime.hcas.all();
+        hcas.retain(|(index, hca)| hca.event_fd().is_some() && !broken.contains(index));
+        let mut fds = vec![PollFd::from_borrowed_fd(devices.wake.as_fd(), PollFlags::IN)];
+        fds.extend(
+            hcas.iter().filter_map(|(_, hca)| hca.event_fd()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => {
@@ -57,21 +78,24 @@ pub(super) fn run(runtime: &Arc<Runtime>) {
         }
         let ready: Vec<PollFlags> = fds.iter().skip(1).map(PollFd::revents).collect();
         drop(fds);
-        let mut ready = ready.into_iter();
-        watched.retain(|(index, at)| {
-            let flags = ready.next().unwrap_or(PollFlags::empty());
+        devices.take_wake();
+        for ((index, hca), flags) in hcas.into_iter().zip(ready) {
             if flags.contains(PollFlags::IN) {
-                take_events(runtime, *index, *at);
+                take_events(runtime, index, &*hca);
             }
-            // A broken fd would wake us without end.
-            !flags.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL)
-        });
+            if flags.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+                broken.insert(index);
+            }
+        }
     }
 }
 
-fn take_events(runtime: &Arc<Runtime>, index: HcaIndex, at: usize) {
-    let Some(hca) = runtime.hcas.get(at) else { return };
-    for event in hca.take_events() {
+fn take_events(runtime: &Arc<Runtime>, index: HcaIndex, hca: &dyn Hca) {
+    let events = hca.take_events();
+    if !events.is_empty() {
+        runtime.devices.tell_watcher();
+    }
+    for event in events {
         tracing::info!(hca = hca.name(), ?event, "event of an hca");
         match event {
             HcaEvent::PortDown { port_num } => runtime.input(Input::PortDown { hca: index, port_num }),
@@ -117,6 +141,14 @@ pub(super) fn nodes_of(facts: &[GpuFact], host: &mut Host) -> BTreeMap<DeviceNum
 }
 
 impl Runtime {
+    /// Events of HCAs from now on.
+    pub(crate) fn watch_hcas(&self) -> mpsc::Receiver<()> {
+        // The sender's own place is room for one.
+        let (sender, receiver) = mpsc::channel(0);
+        *lock(&self.devices.watcher) = Some(sender);
+        receiver
+    }
+
     /// Asks the GPU driver again. Blocks on it.
     pub(crate) fn refresh_gpus(self: &Arc<Self>) {
         for fact in facts_of(self.gpu_facts.as_deref()) {

@@ -65,8 +65,8 @@ pub(super) fn run(runtime: &Runtime, job: Job) -> Input {
             queue_pair,
             result: guarded(|| create_queue_pair(runtime, queue_pair, tenant, &new, keep)),
         },
-        Job::ConnectQueuePair { queue_pair, remote } => {
-            Input::QueuePairConnected { queue_pair, result: guarded(|| connect(runtime, queue_pair, &remote)) }
+        Job::ConnectQueuePair { queue_pair, hca, remote } => {
+            Input::QueuePairConnected { queue_pair, result: guarded(|| connect(runtime, queue_pair, hca, &remote)) }
         }
         // Not a job for a thread: the broker does it.
         Job::DestroyQueuePair { queue_pair } => Input::QueuePairDestroyed { queue_pair },
@@ -132,8 +132,8 @@ fn register(
     for (index, slot) in targets {
         let made = hca(runtime, *index).and_then(|hca| {
             let source = memory.source().ok_or_else(|| no_dma_buf(*index))?;
-            let domain = tenant.domain(*index, hca).map_err(|error| of_hca(*index, &error))?;
-            domain.pd.register(source, possible(access, hca), 0).map_err(|error| of_hca(*index, &error))
+            let domain = tenant.domain(*index, &*hca).map_err(|error| of_hca(*index, &error))?;
+            domain.pd.register(source, possible(access, &*hca), 0).map_err(|error| of_hca(*index, &error))
         });
         match made {
             Ok(region) => registered.push(Registered { hca: *index, slot: *slot, region }),
@@ -174,8 +174,12 @@ fn scrub(runtime: &Runtime, allocation: AllocationId) -> Result<(), Failure> {
     }
 }
 
-fn hca(runtime: &Runtime, index: HcaIndex) -> Result<&dyn Hca, Failure> {
-    runtime.hcas.get(usize::from(index.0)).map(|hca| &**hca).ok_or_else(|| bug("unknown hca"))
+fn hca(runtime: &Runtime, index: HcaIndex) -> Result<Arc<dyn Hca>, Failure> {
+    runtime.hcas.get(index).ok_or_else(|| Failure {
+        kind: FailureKind::Lost,
+        hca: Some(index),
+        message: "the hca went away".to_owned(),
+    })
 }
 
 fn create_queue_pair(
@@ -188,6 +192,7 @@ fn create_queue_pair(
     let index = new.hca;
     let tenant = runtime.objects.tenant(tenant_id).ok_or_else(|| bug("queue pair of an unknown tenant"))?;
     let device = hca(runtime, index)?;
+    let device = &*device;
     let failed = |error: &gdrd_hal::HcaError| of_hca(index, error);
     let capabilities = device.capabilities();
     if !capabilities.queue_pair_types.contains(&new.qp_type) {
@@ -260,13 +265,10 @@ fn port_of(device: &dyn Hca, index: HcaIndex, asked: u8) -> Result<u8, Failure> 
     })
 }
 
-fn connect(runtime: &Runtime, id: QueuePairId, remote: &Endpoint) -> Result<(), Failure> {
-    let found =
-        runtime.objects.with_queue_pair(id, |q| (q.control.as_ref().and_then(Weak::upgrade), Arc::clone(&q.info.hca)));
-    let Some((Some(control), hca)) = found else {
+fn connect(runtime: &Runtime, id: QueuePairId, hca: HcaIndex, remote: &Endpoint) -> Result<(), Failure> {
+    let control = runtime.objects.with_queue_pair(id, |q| q.control.as_ref().and_then(Weak::upgrade)).flatten();
+    let Some(control) = control else {
         return Err(bug("the queue pair ended while it was being connected"));
     };
-    let index = runtime.hcas.iter().position(|device| device.name() == &*hca);
-    let index = index.and_then(|at| u16::try_from(at).ok()).map(HcaIndex).ok_or_else(|| bug("unknown hca"))?;
-    control.connect(remote).map_err(|error| of_hca(index, &error))
+    control.connect(remote).map_err(|error| of_hca(hca, &error))
 }

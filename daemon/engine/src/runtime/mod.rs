@@ -13,6 +13,7 @@ mod devices;
 mod drain;
 mod executor;
 mod failure;
+mod hcas;
 mod host_memory;
 mod jobs;
 mod objects;
@@ -28,7 +29,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-use gdrd_hal::{GpuFacts, GpuMemory, Hca};
+use gdrd_hal::{GpuFacts, GpuMemory};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::broker::{self, Broker, SlotEntry};
@@ -42,6 +43,7 @@ use crate::plan::HostPlan;
 
 use devices::Devices;
 use executor::{Executor, Lane, Priority};
+use hcas::Hcas;
 use objects::Objects;
 use replies::Replies;
 pub(crate) use replies::{Answered, Replier};
@@ -70,7 +72,7 @@ pub(crate) struct Runtime {
     gpu_facts: Option<Arc<dyn GpuFacts>>,
     /// GPUs that an administrator has drained.
     drained: Mutex<BTreeSet<gdrd_hal::GpuUuid>>,
-    hcas: Vec<Arc<dyn Hca>>,
+    hcas: Hcas,
     nodes: BTreeMap<DeviceNumber, gdrd_hal::GpuUuid>,
     plan: Mutex<Arc<HostPlan>>,
     /// What outlives this process, where anything does.
@@ -129,7 +131,7 @@ impl Runtime {
             gpu_memory: hardware.gpu_memory,
             gpu_facts: hardware.gpu_facts,
             drained: Mutex::default(),
-            hcas: hardware.hcas,
+            hcas: Hcas::new(hardware.hcas),
             nodes,
             plan: Mutex::new(Arc::new(hardware.plan)),
             keeping: keeper.map(Keeping::new),
@@ -269,6 +271,7 @@ impl Runtime {
                     }
                 });
             }
+            Effect::ForgetHca { hca } => self.forget_hca(hca),
             Effect::FlushUsers { tenant, slots } => {
                 if let Some(tenant) = self.objects.tenant(tenant) {
                     slots.iter().for_each(|slot| self.broker.flush_users(&tenant.slots, *slot));

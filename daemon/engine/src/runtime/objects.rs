@@ -190,6 +190,10 @@ impl Tenant {
         }
     }
 
+    fn take_domain(&self, index: HcaIndex) -> Option<Arc<Domain>> {
+        lock(&self.domains).remove(&index)
+    }
+
     /// The tenant's domain on an HCA, made where there is none. May block on the driver.
     pub(super) fn domain(&self, index: HcaIndex, hca: &dyn Hca) -> Result<Arc<Domain>, HcaError> {
         let mut domains = lock(&self.domains);
@@ -220,6 +224,11 @@ pub(super) struct Objects {
 }
 
 impl Objects {
+    /// What every tenant had of an HCA, for the caller to drop.
+    pub(super) fn take_domains(&self, hca: HcaIndex) -> Vec<Arc<Domain>> {
+        read(&self.tenants).values().filter_map(|tenant| tenant.take_domain(hca)).collect()
+    }
+
     /// Makes a tenant's slot table and generation page. Without them, the session that needs them is refused.
     pub(super) fn create_tenant(&self, id: TenantId, slots: u32) {
         match GenerationWriter::create(slots) {

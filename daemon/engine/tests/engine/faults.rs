@@ -1,9 +1,14 @@
 //! Devices and calls that fail: nothing half-made, nothing lost, the guilty call refused.
 
-use gdrd_engine::{ErrorKind, LeaseEventKind, LeaseState, Viewer};
+use std::sync::Arc;
+
+use gdrd_engine::{AcquireRequest, ErrorKind, LeaseEventKind, LeaseState, MemoryPlace, Viewer};
+use gdrd_ring::{Operation, Status};
+use gdrd_sim::{SimHost, SimSpec};
 
 use crate::watches::names;
-use crate::world::{GPU_BYTES, MIB, World, config, next, peer, request};
+use crate::wire::{Client, local};
+use crate::world::{GPU_BYTES, MIB, World, config, hca, next, peer, request};
 
 #[test]
 fn a_registration_that_fails_on_one_hca_leaves_nothing_half_made() {
@@ -224,6 +229,39 @@ fn a_lost_hca_takes_its_registrations_and_leaves_the_others() {
     wanted.hcas = vec!["mlx5_1".to_owned()];
     let _works = world.try_acquire(session, wanted).expect("the other hca");
     world.release(session, one.id);
+    world.engine.close_session(session, "test");
+    world.until("everything to go", || world.stat("gdrd_tenants") == 0);
+}
+
+#[test]
+fn an_hca_that_comes_back_is_a_new_device_and_serves_without_a_restart() {
+    let world = World::new();
+    let session = world.session(1);
+    let near_gpu1 =
+        || AcquireRequest { place: MemoryPlace::Host { near_gpu: Some("GPU1".into()) }, ..request("", MIB) };
+    let mut host = world.sim.clone();
+    for life in 1..=3 {
+        let (lease, _) = world.try_acquire(session, near_gpu1()).expect("the device serves").keep();
+        let mut posted = Client::new(&world, session, "mlx5_2");
+        posted.post(1, Operation::Recv { local: local(&lease, "mlx5_2", 0, 8) });
+        host.inject_text("hca mlx5_2: fatal").expect("a script");
+        world.until("the hca to be missed", || world.stat("gdrd_hcas_lost_total") == life);
+        // The release of what it may write to can come first.
+        assert!(matches!(posted.next().status, Status::FatalErr | Status::WrFlushErr));
+        assert_eq!(world.try_acquire(session, near_gpu1()).expect_err("gone").reason(), "DEVICE_LOST");
+
+        host = SimHost::new(SimSpec { gpus: Vec::new(), hcas: vec![hca(2)] }).expect("the device is sound");
+        let device = host.hcas().pop().expect("it has one");
+        let handle = Arc::downgrade(&device);
+        assert!(world.engine.add_hca(device));
+        assert!(!world.engine.add_hca(host.hcas().pop().expect("it has one")), "one of its name is served");
+        assert_eq!(world.engine.hca_names().len(), 3);
+        assert_eq!(world.engine.open(session, lease.id).expect_err("lost for good").reason(), "LEASE_REVOKED");
+        if life == 3 {
+            host.inject_text("hca mlx5_2: fatal").expect("a script");
+            world.until("the engine to let go of the device", || handle.upgrade().is_none());
+        }
+    }
     world.engine.close_session(session, "test");
     world.until("everything to go", || world.stat("gdrd_tenants") == 0);
 }

@@ -34,7 +34,7 @@ fn gpu(index: u8) -> SimGpu {
     }
 }
 
-fn hca(index: u8) -> SimHca {
+pub(crate) fn hca(index: u8) -> SimHca {
     let mut gid = [0; 16];
     gid[15] = index + 1;
     let entry = GidEntry { gid_index: 3, gid: Gid(gid), gid_type: GidType::RoceV2 };

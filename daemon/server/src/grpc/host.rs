@@ -1,7 +1,7 @@
 //! Service `Host`: what the daemon is and how much it does. Open to every local user: nothing here names a tenant.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gdrd_engine::Engine;
 use gdrd_proto::v1::{self, host_server};
@@ -24,11 +24,41 @@ pub struct Backend {
     pub reason: String,
 }
 
-/// What the daemon tells about itself; constant while it runs.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Every backend a daemon knows of. Clones are one.
+#[derive(Debug, Clone, Default)]
+pub struct Backends(Arc<Mutex<Vec<Backend>>>);
+
+impl Backends {
+    /// These.
+    #[must_use]
+    pub fn new(backends: Vec<Backend>) -> Self {
+        Self(Arc::new(Mutex::new(backends)))
+    }
+
+    /// What they are now.
+    #[must_use]
+    pub fn list(&self) -> Vec<Backend> {
+        self.lock().clone()
+    }
+
+    /// Says otherwise of the backend of this name.
+    pub fn set(&self, now: Backend) {
+        if let Some(known) = self.lock().iter_mut().find(|backend| backend.name == now.name) {
+            *known = now;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Backend>> {
+        // Each change is one store, so a panic elsewhere leaves it whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the daemon tells about itself.
+#[derive(Debug, Clone, Default)]
 pub struct HostFacts {
     /// Every backend this daemon knows of.
-    pub backends: Vec<Backend>,
+    pub backends: Backends,
     /// Name of the simulated host's profile; empty with hardware.
     pub sim_profile: String,
     /// Folder of the sockets.
@@ -60,7 +90,7 @@ impl host_server::Host for Host {
         Ok(Response::new(v1::StatusResponse {
             daemon_version: DAEMON_VERSION.to_owned(),
             versions: Some(VERSIONS),
-            backends: self.facts.backends.iter().map(backend).collect(),
+            backends: self.facts.backends.list().iter().map(backend).collect(),
             sim_profile: self.facts.sim_profile.clone(),
             topology_generation: self.topology.current().generation(),
             runtime_dir: self.facts.runtime_dir.clone(),

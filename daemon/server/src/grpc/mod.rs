@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 use tonic::transport::{Error, Server};
 
-pub use host::{Backend, HostFacts};
+pub use host::{Backend, Backends, HostFacts};
 pub(crate) use topology::wire_plan;
 
 use crate::admission::Admission;

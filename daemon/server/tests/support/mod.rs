@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use gdrd_engine::{Engine, EngineConfig, GpuProof, GpuUuid, Hardware, HostPlan, PlannedGpu, Policy};
 use gdrd_proto::v1::{self, client_message, daemon_message};
 use gdrd_proto::{API_VERSION, MAX_SESSION_PACKET_BYTES};
-use gdrd_server::{Backend, HostFacts, Server, ServerConfig, ServerLimits, Sockets, Topology};
+use gdrd_server::{Backend, Backends, HostFacts, Server, ServerConfig, ServerLimits, Sockets, Topology};
 use gdrd_sim::{SimHost, SimOptions};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::model::Snapshot;
@@ -104,7 +104,7 @@ impl TestServer {
         };
         let engine = Engine::start(config, hardware).expect("the engine starts");
         let facts = HostFacts {
-            backends: vec![Backend { name: "sim", present: true, reason: "a test".to_owned() }],
+            backends: Backends::new(vec![Backend { name: "sim", present: true, reason: "a test".to_owned() }]),
             sim_profile: PROFILE.to_owned(),
             runtime_dir: folder.path().display().to_string(),
         };

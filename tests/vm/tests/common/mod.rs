@@ -2,7 +2,9 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use gdrd_harness::script::{Command, Local, Remote, Work};
-use gdrd_harness::{Daemon, DaemonOptions, Puppet, User};
+use gdrd_harness::{Daemon, DaemonOptions, Puppet, User, wait_until};
+use gdrd_vm::pci::{Function, functions};
+use gdrd_vm::run;
 use serde_json::Value;
 
 /// One write of at most this many bytes.
@@ -25,9 +27,14 @@ impl Side {
 
     /// With the daemon whose sockets are in this folder.
     pub(crate) fn at(runtime_dir: &str, user: User, len_bytes: u64) -> Self {
+        Self::on(gdrd_vm::HCA, runtime_dir, user, len_bytes)
+    }
+
+    /// On this HCA.
+    pub(crate) fn on(hca: &str, runtime_dir: &str, user: User, len_bytes: u64) -> Self {
         let mut puppet = Puppet::start_as(user);
         puppet.run(Command::Connect { runtime_dir: runtime_dir.to_owned() });
-        let hca = gdrd_vm::HCA.to_owned();
+        let hca = hca.to_owned();
         let lease = puppet.run(Command::AcquireHost { buffer: "b".into(), hca: hca.clone(), size: len_bytes });
         let queue_pair =
             puppet.run(Command::QueuePair { queue_pair: "q".into(), gpu: String::new(), hca: hca.clone(), depth: 128 });
@@ -87,6 +94,22 @@ impl Side {
     pub(crate) fn digest(&mut self) -> String {
         text(&self.puppet.run(Command::Digest { buffer: "b".into(), offset: 0, len: self.len_bytes }))
     }
+}
+
+/// NICs below PCIe switches: that of the wire sits on the root bus itself.
+pub(crate) fn nics() -> Vec<Function> {
+    functions("0x0200").into_iter().filter(|nic| nic.root() != "pci0000:00").collect()
+}
+
+/// Puts a soft RoCE device on a NIC, and waits for its link.
+pub(crate) fn make_rxe(nic: &Function, name: &str) {
+    let netdev = wait_until("the driver makes an interface", || nic.netdevs().pop().ok_or(nic));
+    run("ip", &["link", "set", &netdev, "up"]);
+    run("rdma", &["link", "add", name, "type", "rxe", "netdev", &netdev]);
+    wait_until("the link comes up", || {
+        let state = std::fs::read_to_string(format!("/sys/class/infiniband/{name}/ports/1/state"));
+        if state.as_ref().is_ok_and(|state| state.contains("ACTIVE")) { Ok(()) } else { Err(state) }
+    });
 }
 
 /// A daemon on the guest's own hardware that lets everyone lease.

@@ -108,7 +108,10 @@ impl Hardware {
                 self.pending.push(Pending::Shed { tenant, allocation, hca, slot });
             }
             Effect::Start(job) => self.start(job),
-            effect @ (Effect::Tell { .. } | Effect::NicDown { .. } | Effect::TellSession { .. }) => {
+            effect @ (Effect::Tell { .. }
+            | Effect::NicDown { .. }
+            | Effect::ForgetHca { .. }
+            | Effect::TellSession { .. }) => {
                 self.told.push(effect);
             }
             Effect::SessionGone { session } => {
