@@ -83,6 +83,8 @@ fn a_client_that_scribbles_over_the_whole_segment_meanwhile_ends_its_ring_only()
         let scribbles = AtomicUsize::new(0);
         let seed = random.next();
         thread::scope(|scope| {
+            // However this side ends: a scope waits for its threads, also for one that nobody has told to stop.
+            let _stopped = StopOnDrop(&stop);
             scope.spawn(|| scribble(&client, Random(seed), &stop, &scribbles));
             let mut alive = true;
             // However the two are scheduled, both have had their turns.
@@ -92,7 +94,6 @@ fn a_client_that_scribbles_over_the_whole_segment_meanwhile_ends_its_ring_only()
                 alive = open;
             }
             ended += usize::from(!alive);
-            stop.store(true, Ordering::Relaxed);
         });
         // Whether garbage made an impossible index while the broker looked is chance; this one is certain.
         if ended <= ring {
@@ -107,6 +108,30 @@ fn a_client_that_scribbles_over_the_whole_segment_meanwhile_ends_its_ring_only()
     }
     assert_eq!(ended, RINGS, "an impossible index ends every ring");
     assert!(taken > RINGS, "some is not: {taken}");
+}
+
+/// Sets a flag at the end of its scope, also when that is a panic.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_broker_side_that_panics_does_not_leave_the_scribbler_running() {
+    let broker = BrokerRing::create(Geometry::new(8, 8).unwrap()).unwrap();
+    let client = Segment::map(broker.fd().try_clone_to_owned().unwrap(), Access::ReadWrite).unwrap();
+    let (stop, scribbles) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        thread::scope(|scope| {
+            let _stopped = StopOnDrop(&stop);
+            scope.spawn(|| scribble(&client, Random(1), &stop, &scribbles));
+            panic!("as a failed assertion would");
+        })
+    }));
+    assert!(ended.is_err() && stop.load(Ordering::Relaxed));
 }
 
 /// Plausible tails and heads among the garbage, so that not every ring ends at its first look.
