@@ -150,7 +150,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     fn peer(uid: u32, groups: &[u32], pid: i32) -> Peer {
-        Peer { uid, gid: 100, groups: groups.to_vec(), pid, cgroup: String::new() }
+        Peer { uid, gid: 100, groups: groups.to_vec(), pid, scope: String::new() }
     }
 
     #[test]

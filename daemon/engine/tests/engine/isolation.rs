@@ -49,7 +49,7 @@ fn the_same_user_in_another_scope_is_another_tenant() {
     let world = World::new();
     let lease = world.lease(world.session(1));
     let mut elsewhere = crate::world::peer(1);
-    elsewhere.cgroup = "/other.scope".to_owned();
+    elsewhere.scope = "unit/other.scope".to_owned();
     let session = world.engine.open_session(elsewhere, "test").expect("it opens").session;
     assert_eq!(world.engine.open(session, lease).expect_err("not theirs").reason(), "LEASE_UNKNOWN");
 }

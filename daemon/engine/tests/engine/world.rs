@@ -78,7 +78,7 @@ pub(crate) fn config() -> EngineConfig {
 }
 
 pub(crate) fn peer(uid: u32) -> Peer {
-    Peer { uid, gid: uid, groups: Vec::new(), pid: 1, cgroup: "/test.scope".to_owned() }
+    Peer { uid, gid: uid, groups: Vec::new(), pid: 1, scope: "unit/test.scope".to_owned() }
 }
 
 pub(crate) fn request(gpu: &str, size_bytes: u64) -> AcquireRequest {

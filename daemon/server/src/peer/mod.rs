@@ -141,7 +141,7 @@ impl Peer {
 impl From<&Peer> for gdrd_engine::Peer {
     fn from(peer: &Peer) -> Self {
         let Credentials { uid, gid, pid } = peer.credentials;
-        Self { uid, gid, groups: peer.groups.clone(), pid, cgroup: peer.scope.clone() }
+        Self { uid, gid, groups: peer.groups.clone(), pid, scope: peer.scope.clone() }
     }
 }
 
