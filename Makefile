@@ -61,7 +61,7 @@ release: ## build the binaries that `make install` puts in place
 
 # `sudo make install` after `make release`: the build belongs to the user, not to root.
 .PHONY: install
-install: ## install under PREFIX (/usr/local), below DESTDIR if set: binaries, units, users, folders, configuration
+install: ## install under PREFIX (/usr/local), below DESTDIR if set: binaries, manual pages, completions, units, users, folders, configuration
 	@if [ -z "$$SUDO_USER" ] || [ ! -x '$(BUILD_DIR)/gdrd' ]; then $(MAKE) --no-print-directory release; fi
 	@$(MAKE) --no-print-directory install-files
 

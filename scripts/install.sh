@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 dest=${DESTDIR:-}
 bindir=$PREFIX/bin
 docdir=$PREFIX/share/doc/gdrd
+mandir=$PREFIX/share/man/man1
 config=$SYSCONFDIR/gdrd/gdrd.toml
 
 # Each line: mode, source, target.
@@ -26,6 +27,27 @@ files() {
 LIST
 }
 
+# What gdrctl writes about itself, where each shell looks for it. Each line: shell, target.
+completions() {
+  cat <<LIST
+bash $PREFIX/share/bash-completion/completions/gdrctl
+zsh $PREFIX/share/zsh/site-functions/_gdrctl
+fish $PREFIX/share/fish/vendor_completions.d/gdrctl.fish
+LIST
+}
+
+install_written() {
+  local shell target written
+  written=$(mktemp -d)
+  "$BUILD_DIR/gdrctl" man "$written"
+  install -d "$dest$mandir"
+  install -m 0644 "$written"/*.1 "$dest$mandir"
+  rm -r "$written"
+  while read -r shell target; do
+    install -D -m 0644 <("$BUILD_DIR/gdrctl" completions "$shell") "$dest$target"
+  done < <(completions)
+}
+
 install_all() {
   local mode source target
   while read -r mode source target; do
@@ -35,6 +57,7 @@ install_all() {
       install -D -m "$mode" "$source" "$dest$target"
     fi
   done < <(files)
+  install_written
   install_config
   if [[ -z $dest ]]; then
     echo "installed; next, as root: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload"
@@ -62,6 +85,10 @@ uninstall_all() {
   while read -r _ _ target; do
     rm -f "$dest$target"
   done < <(files)
+  while read -r _ target; do
+    rm -f "$dest$target"
+  done < <(completions)
+  rm -f "$dest$mandir/gdrctl.1" "$dest$mandir"/gdrctl-*.1
   rmdir --ignore-fail-on-non-empty "$dest$docdir" 2>/dev/null || true
   echo "uninstalled; $dest$SYSCONFDIR/gdrd stays"
 }

@@ -16,12 +16,19 @@ struct Stage {
     build: TempDir,
 }
 
+/// Writes pages into a folder and says a script, as the real one does; its own tests look at what is in them.
+const GDRCTL: &str = r#"case $1 in
+  man) touch "$2/gdrctl.1" "$2/gdrctl-topo.1" ;;
+  completions) echo "for $2" ;;
+esac
+"#;
+
 impl Stage {
     fn new() -> Self {
         let stage = Self { dest: temporary_folder(), build: temporary_folder() };
-        for name in ["gdrd", "gdrctl"] {
+        for (name, body) in [("gdrd", ""), ("gdrctl", GDRCTL)] {
             let path = stage.build.path().join(name);
-            fs::write(&path, "#!/bin/sh\n").expect("the build folder is writable");
+            fs::write(&path, format!("#!/bin/sh\n{body}")).expect("the build folder is writable");
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file is ours");
         }
         stage
@@ -78,6 +85,11 @@ fn install_puts_every_file_in_place_and_uninstall_leaves_only_the_configuration(
         "/usr/lib/systemd/system/gdrd.socket",
         "/usr/lib/sysusers.d/gdrd.conf",
         "/usr/lib/tmpfiles.d/gdrd.conf",
+        "/usr/share/bash-completion/completions/gdrctl",
+        "/usr/share/fish/vendor_completions.d/gdrctl.fish",
+        "/usr/share/man/man1/gdrctl-topo.1",
+        "/usr/share/man/man1/gdrctl.1",
+        "/usr/share/zsh/site-functions/_gdrctl",
         "/usr/share/doc/gdrd/CHANGELOG.md",
         "/usr/share/doc/gdrd/LICENSE",
         "/usr/share/doc/gdrd/README.md",
@@ -85,6 +97,8 @@ fn install_puts_every_file_in_place_and_uninstall_leaves_only_the_configuration(
     assert_eq!(stage.files(), expected.map(str::to_owned).into());
     assert_eq!(mode_of(&stage.path("/usr/bin/gdrd")), 0o755);
     assert_eq!(mode_of(&stage.path("/usr/lib/systemd/system/gdrd.service")), 0o644);
+    let fish = fs::read_to_string(stage.path("/usr/share/fish/vendor_completions.d/gdrctl.fish"));
+    assert_eq!(fish.expect("it is there"), "for fish\n");
 
     stage.make("uninstall", "/usr");
     assert_eq!(stage.files(), ["/etc/gdrd/gdrd.toml".to_owned()].into());
