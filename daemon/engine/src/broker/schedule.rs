@@ -33,6 +33,14 @@ pub(crate) struct Allowance {
     pub(crate) payload_bytes: u64,
 }
 
+impl Allowance {
+    fn is_used_up(&self, spent: Spent) -> bool {
+        spent.requests >= self.requests
+            || spent.cost_bytes() >= self.cost_bytes
+            || spent.payload_bytes >= self.payload_bytes
+    }
+}
+
 /// What a ring gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Spent {
@@ -187,7 +195,8 @@ impl Tenant {
             }
             self.credit_bytes = self.credit_bytes.saturating_sub(spent.cost_bytes());
             busy |= spent.requests > 0;
-            empty = if spent.requests > 0 { 0 } else { empty + 1 };
+            // One that could have given more has nothing left: it is not asked again in this lap.
+            empty = if allowance.is_used_up(spent) { 0 } else { empty + 1 };
         }
         busy
     }
