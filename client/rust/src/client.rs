@@ -5,8 +5,11 @@ use std::time::Duration;
 use gdrd_proto::v1;
 use gdrd_proto::v1::host_client::HostClient;
 use gdrd_proto::v1::topology_client::TopologyClient;
+use gdrd_stream::Stream;
+use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
+use tower::service_fn;
 
 use crate::calls::CallContext;
 use crate::error::ClientError;
@@ -50,14 +53,15 @@ impl ClientOptions {
     pub async fn connect(self) -> Result<Client, ClientError> {
         let dir = self.runtime_dir.map_or_else(RuntimeDir::locate, Ok)?;
         let socket = dir.grpc_socket();
-        let uri = socket.to_str().map(|path| format!("unix:{path}")).ok_or_else(|| ClientError::InvalidArgument {
-            what: format!("runtime folder {} is not UTF-8; use a path that is", dir.path().display()),
-        })?;
-        let endpoint = Endpoint::from_shared(uri)
-            .map_err(|source| ClientError::Unreachable { path: socket.clone(), source: Box::new(source) })?
-            .connect_timeout(self.deadline);
+        let target = socket.clone();
+        let connector = service_fn(move |_| {
+            let path = target.clone();
+            async move { Stream::connect(&path).await.map(TokioIo::new) }
+        });
+        // The socket is the connector's to know; an authority is what HTTP/2 asks for.
+        let endpoint = Endpoint::from_static("http://localhost").connect_timeout(self.deadline);
         // Lazy, so that the channel connects again by itself when the daemon comes back.
-        let channel = endpoint.connect_lazy();
+        let channel = endpoint.connect_with_connector_lazy(connector);
         let client = Client { channel, context: CallContext { deadline: self.deadline, socket }, dir };
         let status = client.status().await?;
         check_api(status.versions.unwrap_or_default().api)?;

@@ -30,6 +30,7 @@ pub const LAYERS: &[Layer] = &[
     Layer { name: "gdrd-topology", uses: &[], tests_use: &[], shuns: RUNTIME },
     Layer { name: "gdrd-shm", uses: &[], tests_use: &[], shuns: RUNTIME_AND_WIRE },
     Layer { name: "gdrd-ring", uses: &["gdrd-shm"], tests_use: &[], shuns: RUNTIME_AND_WIRE },
+    Layer { name: "gdrd-stream", uses: &[], tests_use: &[], shuns: &["tonic", "prost"] },
     Layer { name: "gdrd-proto", uses: &[], tests_use: &[], shuns: &[] },
     Layer { name: "gdrd-hal", uses: &["gdrd-topology"], tests_use: &[], shuns: RUNTIME_AND_WIRE },
     Layer {
@@ -59,7 +60,7 @@ pub const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "gdrd-server",
-        uses: &["gdrd-engine", "gdrd-topology", "gdrd-proto", "gdrd-ring"],
+        uses: &["gdrd-engine", "gdrd-topology", "gdrd-proto", "gdrd-ring", "gdrd-stream"],
         tests_use: &["gdrd-sim", "gdrd-hal", "gdrd-shm"],
         shuns: &["gdrd-sim"],
     },
@@ -81,7 +82,7 @@ pub const LAYERS: &[Layer] = &[
     Layer { name: "gdrd-client-sys", uses: &[], tests_use: &[], shuns: RUNTIME_AND_WIRE },
     Layer {
         name: "gdrd-client",
-        uses: &["gdrd-client-sys", "gdrd-proto", "gdrd-ring", "gdrd-shm"],
+        uses: &["gdrd-client-sys", "gdrd-proto", "gdrd-ring", "gdrd-shm", "gdrd-stream"],
         tests_use: &["gdrd-harness"],
         shuns: HARDWARE_BINDINGS,
     },

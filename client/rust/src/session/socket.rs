@@ -2,20 +2,22 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use gdrd_proto::MAX_SESSION_PACKET_BYTES;
 use gdrd_proto::v1::{ClientMessage, DaemonMessage, client_message, daemon_message};
+use gdrd_stream::watch;
 use prost::Message as _;
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 use tokio::io::Interest;
-use tokio_seqpacket::UnixSeqpacket;
+use tokio::io::unix::AsyncFd;
 
 use crate::error::ClientError;
 
@@ -32,7 +34,8 @@ pub(crate) struct Packet {
 /// A connected session socket. Closing it ends the session.
 #[derive(Debug)]
 pub(crate) struct SessionSocket {
-    fd: UnixSeqpacket,
+    /// Watched for reading alone: what the daemon reads would wake this process too (gdrd-stream says why).
+    fd: AsyncFd<OwnedFd>,
     owner_pid: u32,
 }
 
@@ -49,7 +52,7 @@ impl SessionSocket {
     }
 
     fn new(fd: OwnedFd) -> Result<Self, ClientError> {
-        let fd = UnixSeqpacket::try_from(fd).map_err(|source| ClientError::io("watch the session socket", source))?;
+        let fd = watch(fd, Interest::READABLE).map_err(|source| ClientError::io("watch the session socket", source))?;
         Ok(Self { fd, owner_pid: std::process::id() })
     }
 
@@ -65,16 +68,26 @@ impl SessionSocket {
                 what: format!("a packet of {} bytes and {} fds is too long for a session", bytes.len(), fds.len()),
             });
         }
-        let sent =
-            self.fd.as_async_fd().async_io(Interest::WRITABLE, |fd| Ok(send_packet(fd.as_fd(), &bytes, fds)?)).await;
-        sent.map_err(|source| ClientError::io("send on the session socket", source))
+        let failed = |source| ClientError::io("send on the session socket", source);
+        loop {
+            match send_packet(self.fd.get_ref().as_fd(), &bytes, fds) {
+                Err(Errno::WOULDBLOCK) => self.writable().await.map_err(failed)?,
+                Err(Errno::INTR) => {}
+                sent => return sent.map_err(|errno| failed(errno.into())),
+            }
+        }
+    }
+
+    /// Waits until the daemon has read something: on a duplicate, since one descriptor is watched once.
+    async fn writable(&self) -> std::io::Result<()> {
+        let again = watch(self.fd.get_ref().try_clone()?, Interest::WRITABLE)?;
+        again.writable().await.map(drop)
     }
 
     /// Receives one packet; `None` at the end of the session. Cancel-safe.
     pub(crate) async fn receive(&self) -> Result<Option<Packet>, ClientError> {
         let mut bytes = [0_u8; MAX_SESSION_PACKET_BYTES];
-        let got =
-            self.fd.as_async_fd().async_io(Interest::READABLE, |fd| Ok(receive_packet(fd.as_fd(), &mut bytes)?)).await;
+        let got = self.fd.async_io(Interest::READABLE, |fd| Ok(receive_packet(fd.as_fd(), &mut bytes)?)).await;
         let got = got.map_err(|source| ClientError::io("receive on the session socket", source))?;
         if got.truncated {
             return Err(ClientError::protocol("a session packet was cut off: too long, or no room for its fds"));
@@ -94,7 +107,7 @@ impl SessionSocket {
     /// Ends the session for every holder of the socket, forked children included.
     pub(crate) fn shutdown(&self) {
         // ENOTCONN: the daemon was quicker.
-        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+        let _ = rustix::net::shutdown(self.fd.get_ref(), Shutdown::Both);
     }
 
     /// Whether this is the process that opened the socket, and not a forked child with a copy of it.
@@ -142,8 +155,6 @@ fn receive_packet(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> rustix::io::Resul
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
     use gdrd_proto::v1;
 

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use gdrd_stream::Stream as Socket;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tonic::transport::server::Connected;
@@ -29,7 +30,7 @@ pub(crate) struct Caller {
 /// One connection; its place is given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    stream: UnixStream,
+    stream: Socket,
     caller: Caller,
     _place: Admitted,
 }
@@ -43,6 +44,7 @@ impl Connection {
         };
         // Only lists without a session need it; topology is open to peers that cannot be told.
         let peer = Peer::of(stream.as_fd()).map(|peer| (&peer).into()).map_err(|error| error.to_string());
+        let stream = Socket::new(stream.into_std()?)?;
         Ok(Some(Self { stream, caller: Caller { uid: credentials.uid, peer: Arc::new(peer) }, _place: place }))
     }
 }

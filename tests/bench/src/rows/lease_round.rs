@@ -172,7 +172,7 @@ impl BareServer {
 
 /// Serves empty calls until it is killed, on as many threads as the daemon has on a small host.
 pub(crate) fn bare_server(socket: &Path) -> anyhow::Result<()> {
-    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let (_reporter, health) = tonic_health::server::health_reporter();
         let incoming = UnixListenerStream::new(UnixListener::bind(socket).context("bind the bare server's socket")?);
