@@ -106,6 +106,35 @@ fn a_nic_that_is_the_nearest_of_two_gpus_goes_to_both() {
     assert_eq!(assigned(&case("h200-4nic-baremetal")), right.map(|nic| vec![nic.to_owned()]));
 }
 
+/// Nine entries, one wire: only one is offered. Of a bonded card it is the bond.
+#[test]
+fn a_crowd_of_functions_is_one_card() {
+    let (cards, right) = (case("r760xa-l40s-1gpu-10nic-vfs"), vec![vec!["mlx5_0".to_owned(), "mlx5_1".to_owned()]]);
+    assert_eq!(assigned(&cards), right);
+    let bonds = assigned(&case("hgx-36nic-vf-and-bond"));
+    for (gpu, bond) in [(0, "mlx5_bond_3"), (2, "mlx5_bond_2"), (4, "mlx5_bond_0"), (6, "mlx5_bond_1")] {
+        assert_eq!(bonds[gpu], [bond], "GPU{gpu}");
+    }
+    for (gpu, node) in [(1, ["mlx5_bond_2", "mlx5_bond_3"]), (5, ["mlx5_bond_0", "mlx5_bond_1"])] {
+        assert!(node.contains(&bonds[gpu][0].as_str()) && bonds[gpu].len() == 1, "GPU{gpu}: {:?}", bonds[gpu]);
+    }
+    // Two and four functions may well be ports of one card, or four cards on one switch.
+    assert_eq!(assigned(&case("hgx-18nic-2pix-per-gpu-part"))[1], ["mlx5_2", "mlx5_3"]);
+}
+
+/// GPUs of one node whose NICs are all as near: no card is split between them. Both ports of one are a whole card.
+#[test]
+fn on_a_flat_host_each_gpu_has_cards_of_its_own() {
+    let given = assigned(&case("epyc-4gpu-5nic-flat-pci"));
+    let ports = ["roceo12399", "roceo12409"].map(str::to_owned);
+    for gpu in &given[..2] {
+        let own = ports.iter().filter(|port| gpu.contains(port)).count();
+        assert!(own == 0 || own == 2, "{given:?}");
+        assert!(!gpu.is_empty());
+    }
+    assert_eq!(given[2..], [["rocep181s0f0"], ["rocep181s0f0"]]);
+}
+
 #[test]
 fn names_and_order_of_nics_do_not_decide() {
     let reversed: Vec<Vec<String>> = (1..=8).rev().map(|nic| vec![format!("mlx5_{nic}")]).collect();

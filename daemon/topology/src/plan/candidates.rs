@@ -74,8 +74,7 @@ pub(super) struct Candidates {
 
 impl Candidates {
     pub(super) fn of(host: &Host, options: &PlanOptions) -> Self {
-        let exclusions: Vec<Option<(String, bool)>> =
-            host.hcas.iter().map(|hca| exclusion(host, hca, options)).collect();
+        let exclusions = exclusions(host, options);
         let gpus = (0..host.gpus.len()).map(GpuId);
         let rows = gpus.map(|gpu| (0..host.hcas.len()).map(|hca| nearness(host, gpu, HcaId(hca))).collect());
         let nearness: Vec<Vec<Nearness>> = rows.collect();
@@ -91,7 +90,7 @@ impl Candidates {
 
     /// Whether each HCA may be given automatically.
     pub(super) fn usable(host: &Host, options: &PlanOptions) -> Vec<bool> {
-        host.hcas.iter().map(|hca| exclusion(host, hca, options).is_none()).collect()
+        exclusions(host, options).iter().map(Option::is_none).collect()
     }
 
     pub(super) fn nic(&self, id: HcaId) -> Option<&Candidate> {
@@ -182,11 +181,52 @@ fn numa_distance(host: &Host, gpu: GpuId, hca: HcaId) -> u16 {
     known.unwrap_or(REMOTE_DISTANCE).clamp(LOCAL_DISTANCE + 1, UNKNOWN_DISTANCE - 1)
 }
 
+/// Of each NIC why it is never given automatically, and whether that may pass by itself.
+fn exclusions(host: &Host, options: &PlanOptions) -> Vec<Option<(String, bool)>> {
+    let crowded = crowded(host);
+    let of = |(place, hca)| exclusion(host, hca, options).or_else(|| Some((crowded.get(&place)?.clone(), false)));
+    host.hcas.iter().enumerate().map(of).collect()
+}
+
+/// Most ports and physical functions that adapters have: four.
+const MAX_OF_ONE_CARD: usize = 4;
+
+/// A matrix shows no virtual functions as such. More NICs than one adapter has ports, each PIX to all others and to no
+/// one else, are taken for one adapter with its virtual functions: all but one share its wire.
+fn crowded(host: &Host) -> BTreeMap<usize, String> {
+    let mut groups: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
+    let unplaced: Vec<usize> =
+        (0..host.hcas.len()).filter(|place| host.hcas.get(*place).is_some_and(|hca| hca.bdf.is_none())).collect();
+    if unplaced.len() <= MAX_OF_ONE_CARD || host.given_levels.is_empty() {
+        return BTreeMap::new();
+    }
+    for place in &unplaced {
+        let is_near =
+            |other: &usize| other == place || host.hca_level(HcaId(*place), HcaId(*other)) == Some(Level::Pix);
+        groups.entry(unplaced.iter().copied().filter(is_near).collect()).or_default().push(*place);
+    }
+    let mut reasons = BTreeMap::new();
+    for (near, members) in groups.into_iter().filter(|(near, members)| near == members && near.len() > MAX_OF_ONE_CARD)
+    {
+        let name = |place: &usize| host.hcas.get(*place).map_or("", |hca| hca.name.as_str());
+        // A bond is made of physical functions.
+        let first = members.iter().min_by_key(|place| (!name(place).contains("bond"), **place)).copied();
+        for place in members.iter().filter(|place| Some(**place) != first) {
+            let (count, whole) = (near.len(), first.as_ref().map_or("", name));
+            let reason = format!(
+                "one of {count} NICs as near to each other as functions of one adapter, taken for a virtual function beside {whole}"
+            );
+            reasons.insert(*place, reason);
+        }
+    }
+    reasons
+}
+
 /// Why a NIC is never given automatically, and whether that may pass by itself.
 fn exclusion(host: &Host, hca: &Hca, options: &PlanOptions) -> Option<(String, bool)> {
     let lasting = |reason: String| Some((reason, false));
     if hca.origin == HcaOrigin::Socket {
-        return lasting("it has no RDMA".to_owned());
+        return lasting("no RDMA".to_owned());
     }
     if let Some(filter) = &options.filter {
         let allows = |port_num: u8| filter.allows_port(&hca.name, port_num);

@@ -1,6 +1,6 @@
 //! Reasons and warnings of a plan, in words.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::acs::PeerAcs;
 use crate::bdf::Bdf;
@@ -131,11 +131,7 @@ impl Pairing<'_> {
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = self.host.warnings.clone();
         warnings.extend(self.choice.bad_pins.iter().cloned());
-        for (hca, nic) in self.host.hcas.iter().zip(&self.candidates.nics) {
-            if let Some(reason) = &nic.exclusion {
-                warnings.push(format!("{} is not assigned: {reason}", hca.name));
-            }
-        }
+        warnings.extend(self.left_out());
         warnings.extend(self.far_pairs());
         warnings.extend(self.redirected_pairs());
         warnings.extend(self.host.slow_links());
@@ -146,6 +142,23 @@ impl Pairing<'_> {
             );
         }
         warnings
+    }
+
+    /// NICs that are never given automatically, those of one reason together, in order of the first.
+    fn left_out(&self) -> Vec<String> {
+        let mut by_reason: Vec<(&str, Vec<String>)> = Vec::new();
+        for (hca, nic) in self.host.hcas.iter().zip(&self.candidates.nics) {
+            let Some(reason) = nic.exclusion.as_deref() else { continue };
+            match by_reason.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, names)) => names.push(hca.name.clone()),
+                None => by_reason.push((reason, vec![hca.name.clone()])),
+            }
+        }
+        let one = |(reason, names): (&str, Vec<String>)| {
+            let are = if names.len() == 1 { "is" } else { "are" };
+            format!("{} {are} not assigned: {reason}", list(&names))
+        };
+        by_reason.into_iter().map(one).collect()
     }
 
     fn redirected(&self, gpu: GpuId, nic: HcaId) -> Option<PeerAcs> {
@@ -174,22 +187,24 @@ impl Pairing<'_> {
         let is_flat = self.is_flat();
         let mut far = Vec::new();
         for (gpu, device) in (0..).map(GpuId).zip(&self.host.gpus) {
+            let mut by_level: BTreeMap<Option<Level>, Vec<String>> = BTreeMap::new();
             for nic in self.choice.of_gpu(gpu) {
-                let level = self.host.gpu_hca_level(gpu, *nic);
-                // Of a flat tree the levels say nothing, so that one warning for all is enough.
-                let is_told = !(is_flat && level == Some(Level::Phb));
-                if is_told && level.is_none_or(|level| level > Level::Pxb) {
-                    far.push(format!(
-                        "{}: {} is {}: no switch joins them, traffic passes the CPU",
-                        device.name,
-                        self.name(*nic),
-                        level_word(level)
-                    ));
-                }
+                by_level.entry(self.host.gpu_hca_level(gpu, *nic)).or_default().push(self.name(*nic));
                 far.extend(
                     self.unusable(*nic)
                         .map(|why| format!("{}: {} is assigned, but {why}", device.name, self.name(*nic))),
                 );
+            }
+            // Of a flat tree the levels say nothing, so that one warning for all is enough.
+            let is_told = |level: &Option<Level>| !(is_flat && *level == Some(Level::Phb));
+            let is_far = |level: &Option<Level>| level.is_none_or(|level| level > Level::Pxb);
+            for (level, names) in by_level.into_iter().filter(|(level, _)| is_told(level) && is_far(level)) {
+                let are = if names.len() == 1 { "is" } else { "are" };
+                let (names, level) = (list(&names), level_word(level));
+                far.push(format!(
+                    "{}: {names} {are} {level}: no switch joins them, traffic passes the CPU",
+                    device.name
+                ));
             }
         }
         far
