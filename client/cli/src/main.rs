@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod driver;
 mod exit;
 mod host;
 mod output;

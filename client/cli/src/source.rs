@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal as _;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use gdrd_client::{ClientError, v1};
@@ -13,6 +14,7 @@ use gdrd_topology::{profile, read_input, read_live, read_stream};
 use serde_json::{Value, json};
 
 use crate::args::{Global, Input};
+use crate::driver;
 use crate::exit::UsageError;
 use crate::host;
 
@@ -91,9 +93,13 @@ fn options(input: &Input) -> Result<ReadOptions, UsageError> {
     Ok(ReadOptions { gpu_ids, ..ReadOptions::default() })
 }
 
+/// How long the GPU driver of this host is asked for NVLinks and the like.
+const DRIVER_PATIENCE: Duration = Duration::from_secs(10);
+
 /// This host, read by this process.
 pub(crate) fn live(input: &Input) -> anyhow::Result<Snapshot> {
-    read_live(&options(input)?).context("read this host")
+    let driver = driver::of_this_host(DRIVER_PATIENCE);
+    read_live(&ReadOptions { driver, ..options(input)? }).context("read this host")
 }
 
 /// What standard input is called in `--input`, and in messages.

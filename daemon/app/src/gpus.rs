@@ -171,10 +171,16 @@ fn device_number(minor: u32) -> Option<DeviceNumber> {
 
 /// A report as the topology merges it, and what was heard since.
 pub(crate) fn driver_facts(nvml: &NvmlFacts) -> DriverFacts {
-    let report = nvml.report();
+    let mut facts = told(&nvml.report());
+    facts.warnings.extend(nvml.health.warnings());
+    facts
+}
+
+/// A report as the topology merges it.
+pub(crate) fn told(report: &Report) -> DriverFacts {
     DriverFacts {
         source: SourceKind::Nvml,
-        gpus: facts_of(&report).iter().map(GpuFact::for_topology).collect(),
-        warnings: report.warnings.into_iter().chain(nvml.health.warnings()).collect(),
+        gpus: facts_of(report).iter().map(GpuFact::for_topology).collect(),
+        warnings: report.warnings.clone(),
     }
 }

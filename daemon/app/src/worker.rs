@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gdrd_cuda::CudaDevice;
 use gdrd_cuda::worker::{End, serve};
+use gdrd_topology::driver_file;
 use serde::{Deserialize, Serialize};
 
 /// What a worker does.
@@ -26,6 +27,8 @@ pub(crate) enum WorkerCommand {
         #[arg(long)]
         watch: bool,
     },
+    /// Print what NVML says as a capture carries it, and end
+    Facts,
     /// Print what NVML says and whether libcuda is there, as JSON, and end
     Probe,
 }
@@ -42,6 +45,7 @@ pub(crate) struct Probe {
 pub(crate) fn run(command: &WorkerCommand) -> ExitCode {
     match command {
         WorkerCommand::Serve { gpu, idle_s, watch } => serve_gpu(gpu, Duration::from_secs(*idle_s), *watch),
+        WorkerCommand::Facts => facts(),
         WorkerCommand::Probe => probe(),
     }
 }
@@ -76,6 +80,19 @@ fn watch_gpu(gpu: &str) {
     });
     if let Err(error) = watched {
         eprintln!("gdrd worker of {gpu}: {error}");
+    }
+}
+
+fn facts() -> ExitCode {
+    match gdrd_nvml::read() {
+        Ok(report) => {
+            let text = driver_file::to_text(&crate::gpus::told(&report));
+            if writeln!(std::io::stdout(), "{text}").is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
     }
 }
 

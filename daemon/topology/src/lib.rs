@@ -43,6 +43,7 @@ pub mod advise;
 pub mod assemble;
 pub mod bandwidth;
 pub mod bdf;
+pub mod driver_file;
 pub mod error;
 pub mod export;
 mod foreign;

@@ -28,7 +28,7 @@ fn read_as_tree(lines: &str) -> Snapshot {
 
 /// The tree by way of an archive of it.
 fn captured(root: &Path) -> Snapshot {
-    let archive = pack(&capture(root).unwrap(), Packed::Gzip).unwrap();
+    let archive = pack(&capture(root, None).unwrap(), Packed::Gzip).unwrap();
     read_stream(archive.as_slice(), Path::new("host.tar.gz"), &ReadOptions::default()).unwrap()
 }
 

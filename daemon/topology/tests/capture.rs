@@ -1,12 +1,17 @@
 //! A capture reads back to the same host, is small, and names nothing of the machine it is of.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use gdrd_topology::assemble::ReadOptions;
-use gdrd_topology::model::{Host, Snapshot};
+use gdrd_topology::model::{
+    DriverFacts, Fabric, FabricState, GpuDetail, GpuFacts, GpuId, Host, NvLinkBundle, NvLinkKind, NvLinkRemote,
+    Snapshot,
+};
 use gdrd_topology::plan::{PlanOptions, plan};
+use gdrd_topology::source::SourceKind;
 use gdrd_topology::sysfs::capture::{Packed, capture, pack};
-use gdrd_topology::{profile, read_live, read_stream};
+use gdrd_topology::{profile, read_live, read_root, read_stream};
 
 const HOST_NAME: &str = "gpu-node-0417";
 
@@ -58,7 +63,7 @@ fn config_space() -> Vec<u8> {
 }
 
 fn packed(root: &Path, packed: Packed) -> Vec<u8> {
-    pack(&capture(root).expect("the tree can be captured"), packed).expect("the capture can be packed")
+    pack(&capture(root, None).expect("the tree can be captured"), packed).expect("the capture can be packed")
 }
 
 fn read(bytes: &[u8]) -> Snapshot {
@@ -154,7 +159,7 @@ fn adapters_stay_told_apart_and_acs_stays_readable() {
         all.clone().map(|a| all.clone().map(|b| guid(a) == guid(b)).collect()).collect()
     };
     assert_eq!(equal(&again.host), equal(&host));
-    let taken = capture(folder.path()).unwrap();
+    let taken = capture(folder.path(), None).unwrap();
     assert!(taken.functions > 30 && taken.with_extended_config == taken.functions);
     let plain = packed(folder.path(), Packed::Plain);
     let acs = [0x0d_u8, 0x00, 0x01, 0x00, 0x00, 0x00, 0x1d, 0x00];
@@ -177,8 +182,51 @@ fn a_volume_over_a_fabric_keeps_its_interface_and_loses_its_addresses() {
 }
 
 #[test]
+fn what_the_gpu_driver_tells_comes_again_from_a_capture_without_its_names() {
+    let (folder, host) = tree("dgx-a100");
+    let of = |place: usize| {
+        let detail = GpuDetail {
+            nvlinks: Some(vec![NvLinkBundle { remote: NvLinkRemote::Switch, links: 12, link_gbps: Some(200.0) }]),
+            fabric: Some(Fabric {
+                state: FabricState::Completed,
+                cluster_uuid: Some("5ec2e7aa-0000-0000-0000-000000000000".to_owned()),
+                clique_id: Some(3),
+                problems: Vec::new(),
+            }),
+            ..GpuDetail::default()
+        };
+        let bdf = host.gpus[place].bdf.expect("it has an address");
+        GpuFacts { bdf, uuid: Some(format!("GPU-5ec2e700-{place}")), device_node: None, detail }
+    };
+    let warnings = vec!["GPU-5ec2e700-1: xid 31".to_owned()];
+    let facts = DriverFacts { source: SourceKind::Nvml, gpus: (0..host.gpus.len()).map(of).collect(), warnings };
+    let taken = capture(folder.path(), Some(&facts)).unwrap();
+    let plain = pack(&taken, Packed::Plain).unwrap();
+    assert!(!plain.windows(7).any(|window| window == b"5ec2e70"), "a name is left");
+    let again = read(&pack(&taken, Packed::Zstd).unwrap()).host;
+    assert_eq!(again.nvlink_kind(), Some(NvLinkKind::Switched));
+    assert_eq!(again.nvlinks_between(GpuId(0), GpuId(7)), 12);
+    assert_eq!(again.nvlink_gbps(GpuId(0), GpuId(7)), Some(2400.0));
+    let uuids: BTreeSet<_> = again.gpus.iter().filter_map(|gpu| gpu.uuid()).collect();
+    assert_eq!(uuids.len(), host.gpus.len(), "what differs stays different");
+    let clusters: BTreeSet<_> =
+        again.gpus.iter().filter_map(|gpu| gpu.fabric.as_ref()?.value.cluster_uuid.as_deref()).collect();
+    assert_eq!(clusters.len(), 1, "what is equal stays equal");
+}
+
+#[test]
+fn facts_that_do_not_parse_are_a_warning_that_names_the_file() {
+    let (folder, _) = tree("dgx-a100");
+    let place = folder.path().join("proc/driver/nvidia");
+    std::fs::create_dir_all(&place).unwrap();
+    std::fs::write(place.join("nvml.json"), "{ no json").unwrap();
+    let host = read_root(folder.path(), &ReadOptions::default()).unwrap().host;
+    assert!(host.warnings.iter().any(|warning| warning.contains("nvml.json")), "{:?}", host.warnings);
+}
+
+#[test]
 fn this_machine_can_be_captured() {
-    let taken = capture(Path::new("/")).unwrap();
+    let taken = capture(Path::new("/"), None).unwrap();
     let again = read(&pack(&taken, Packed::Zstd).unwrap());
     let live = read_live(&ReadOptions::default()).unwrap();
     assert_eq!(again.host.gpus.len(), live.host.gpus.len());

@@ -146,7 +146,7 @@ fn a_data_direct_function_is_known_by_the_vital_product_data_of_its_nic() {
         assert_eq!(snapshot.host.gpu_hca_level(ids.0, ids.1), Some(Level::Pix), "by the better path");
         assert_eq!(plan(&snapshot, &PlanOptions::default()).gpu(gpu).unwrap().assigned, [nic]);
     }
-    let archive = pack(&capture(tree.path()).unwrap(), Packed::Plain).unwrap();
+    let archive = pack(&capture(tree.path(), None).unwrap(), Packed::Plain).unwrap();
     let again = read_stream(archive.as_slice(), Path::new("host.tar"), &ReadOptions::default()).unwrap().host;
     assert_eq!(directs(&again), right, "a capture keeps it");
     // Only root may read a VPD.
@@ -172,7 +172,7 @@ fn uuids_and_device_nodes_come_from_the_files_of_the_driver() {
     assert_eq!(told(&read_back), told(&host));
     assert_eq!(read_back.find_gpu("GPU-5f5e6a7b-1111-2222-3333-000000000002").unwrap().0, 1);
     assert_eq!(read_back.gpus[0].uuid.as_ref().unwrap().source, SourceKind::Sysfs);
-    let archive = pack(&capture(tree.path()).unwrap(), Packed::Plain).unwrap();
+    let archive = pack(&capture(tree.path(), None).unwrap(), Packed::Plain).unwrap();
     assert!(!archive.windows(8).any(|window| window == b"5f5e6a7b"), "a capture names no GPU");
     let again = read_stream(archive.as_slice(), Path::new("host.tar"), &ReadOptions::default()).unwrap().host;
     let uuids: Vec<&str> = again.gpus.iter().filter_map(|gpu| gpu.uuid()).collect();

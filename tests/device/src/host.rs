@@ -78,13 +78,21 @@ impl Host {
         let commit = std::env::var("GDRD_COMMIT").unwrap_or_else(|_| run("git", &["rev-parse", "--short", "HEAD"]));
         format!(
             "# {}\n\nWritten by `make device-test`: {}, driver {}, kernel {}, commit {commit}.\n\
-             The HCAs are simulated ones that copy on the GPU: there is no NIC. MIG, exclusive mode and Xid errors are not\n\
-             entered here: those paths are seen with a fake only.\n\n",
-            self.gpu.product,
+             The HCAs are simulated ones that copy on the GPU: there is no NIC. Fake only: MIG, exclusive and prohibited\n\
+             mode, Xid and ECC errors, lost GPUs; those paths are seen in `make test` and were not entered here.\n\n",
+            self.product(),
             run("date", &["-u", "+%F"]),
             self.report.driver_version,
-            run("uname", &["-r"]),
+            kernel(&run("uname", &["-r"])),
         )
+    }
+
+    /// Its GPUs in words.
+    fn product(&self) -> String {
+        match self.gpus.len() {
+            1 => self.gpu.product.clone(),
+            count => format!("{count} × {}", self.gpu.product),
+        }
     }
 
     /// A pool of workers of the daemon's binary.
@@ -119,6 +127,11 @@ impl Host {
             format!("{} MiB of {} are in use, {at_most} may be", self.used_mib_of(gpu).unwrap_or_default(), gpu.uuid)
         })
     }
+}
+
+/// Version of a kernel by its first two numbers: what follows is a distribution's own.
+fn kernel(release: &str) -> String {
+    release.splitn(3, '.').take(2).collect::<Vec<_>>().join(".")
 }
 
 /// Looks again and again until `look` says yes.

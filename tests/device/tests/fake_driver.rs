@@ -8,8 +8,11 @@ use std::process::{Child, Command, Stdio};
 use gdrd_client::{AcquireOptions, Client, ClientOptions, RuntimeDir};
 use gdrd_fake_driver::{FakeDriver, FakeGpu};
 use gdrd_harness::binary;
-use gdrd_topology::profile;
+use gdrd_topology::assemble::ReadOptions;
+use gdrd_topology::model::{GpuId, NvLinkKind};
 use gdrd_topology::sysfs::build::build;
+use gdrd_topology::sysfs::capture::{Packed, capture, pack};
+use gdrd_topology::{driver_file, profile, read_stream};
 use tempfile::TempDir;
 
 /// A host with GPUs at the addresses of the fake's.
@@ -19,7 +22,7 @@ fn write_tree(root: &Path, gpus: &[u8]) {
         text += &format!("root pci0000:{gpu:02x}\n");
         text += &format!("pci 0000:{gpu:02x}:00.0 10de:2335 030200 pci0000:{gpu:02x} 32x16 driver=nvidia\n");
     }
-    let snapshot = profile::snapshot(&text, None, &gdrd_topology::assemble::ReadOptions::default()).expect("a profile");
+    let snapshot = profile::snapshot(&text, None, &ReadOptions::default()).expect("a profile");
     build(&snapshot.host, root).expect("a tree can be written");
 }
 
@@ -157,6 +160,20 @@ async fn a_gpu_whose_driver_reports_a_fatal_xid_is_lost_and_no_other_is() {
     client.drain("GPU0", false).await.expect("root drains");
     client.drain("GPU0", true).await.expect("root resumes");
     lease("GPU0").await.expect("it serves again");
+}
+
+#[test]
+fn a_capture_with_what_the_driver_tells_is_the_same_host_again() {
+    let machine = two_switched();
+    let output = machine.command(binary("gdrd")).args(["worker", "facts"]).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let facts = driver_file::from_text(&String::from_utf8_lossy(&output.stdout)).expect("facts");
+    let taken = capture(&machine.root, Some(&facts)).expect("the tree can be captured");
+    let archive = pack(&taken, Packed::Zstd).expect("it can be packed");
+    let again = read_stream(&archive[..], Path::new("fake.tar.zst"), &ReadOptions::default()).expect("it reads back");
+    assert_eq!(again.host.nvlink_kind(), Some(NvLinkKind::Switched));
+    assert_eq!(again.host.gpu_level(GpuId(0), GpuId(1)).map(|level| level.to_string()).as_deref(), Some("NV18"));
+    assert_eq!(again.host.nvlink_gbps(GpuId(0), GpuId(1)), Some(3600.0));
 }
 
 #[tokio::test]

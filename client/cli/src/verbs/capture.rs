@@ -1,10 +1,13 @@
 //! `gdrctl capture`: this host's `/sys` in an archive, without what names the host.
 
-use anyhow::Context as _;
+use std::path::Path;
+
+use anyhow::{Context as _, anyhow};
 use gdrd_topology::sysfs::capture::{Packed, PackingError, capture, pack};
 use serde_json::json;
 
 use crate::args::{Capture, Global};
+use crate::driver;
 use crate::exit::{Outcome, UsageError};
 use crate::output;
 use crate::verbs::export::write_file;
@@ -14,7 +17,11 @@ pub(crate) fn run(global: &Global, options: &Capture) -> anyhow::Result<Outcome>
         PackingError::UnknownName { .. } => anyhow::Error::from(UsageError(format!("--output {error}"))),
         error => error.into(),
     })?;
-    let taken = capture(&options.sysfs_root).with_context(|| format!("capture {}", options.sysfs_root.display()))?;
+    // The driver is this machine's own.
+    let is_own = options.sysfs_root == Path::new("/");
+    let asked = if is_own { driver::ask(global.timeout) } else { Err(anyhow!("the tree is not this machine's")) };
+    let taken = capture(&options.sysfs_root, asked.as_ref().ok())
+        .with_context(|| format!("capture {}", options.sysfs_root.display()))?;
     let bytes = pack(&taken, packed)?;
     write_file(&options.output, &bytes)?;
     let with_config = taken.with_extended_config;
@@ -24,6 +31,7 @@ pub(crate) fn run(global: &Global, options: &Capture) -> anyhow::Result<Outcome>
         "len_bytes": bytes.len(),
         "functions": taken.functions,
         "functions_with_extended_config": with_config,
+        "driver_gpus": asked.as_ref().ok().map(|facts| facts.gpus.len()),
         "warnings": taken.warnings,
     });
     let text = || {
@@ -35,6 +43,10 @@ pub(crate) fn run(global: &Global, options: &Capture) -> anyhow::Result<Outcome>
         );
         if with_config == 0 && taken.functions > 0 {
             text += "note: only root may read more than its first 64 bytes; run it as root to have ACS judged\n";
+        }
+        match &asked {
+            Ok(facts) => text += &format!("nvml tells of {} gpus: uuids replaced, nvlinks, fabric\n", facts.gpus.len()),
+            Err(error) => text += &format!("note: without nvlinks and fabric: {error:#}\n"),
         }
         text.extend(taken.warnings.iter().map(|warning| format!("warning: {warning}\n")));
         text

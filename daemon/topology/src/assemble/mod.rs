@@ -45,7 +45,8 @@ pub fn assemble(mut raw: RawHost, options: &ReadOptions) -> Host {
     {
         topology.lay_over(&mut raw);
     }
-    let driver = options.driver.as_ref().filter(|_| !raw.functions.is_empty());
+    let captured = raw.driver.take();
+    let driver = options.driver.as_ref().or(captured.as_ref()).filter(|_| !raw.functions.is_empty());
     if let Some(driver) = driver {
         // What its driver calls a GPU is one, whatever its class and place.
         let listed: BTreeSet<Bdf> = raw.functions.iter().map(|function| function.bdf).collect();

@@ -10,7 +10,7 @@ use crate::model::{DeviceNode, GpuId, Host, NvLink, NvLinkEnd};
 use crate::source::SourceKind;
 
 /// The answer of a GPU driver, to lay over what another input says (`ReadOptions::driver`).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DriverFacts {
     /// Which library told it.
     pub source: SourceKind,
@@ -21,7 +21,7 @@ pub struct DriverFacts {
 }
 
 /// What an input knows of a GPU beyond its PCI function.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuFacts {
     /// Its address.
     pub bdf: Bdf,
@@ -35,7 +35,7 @@ pub struct GpuFacts {
 
 /// What the driver of a GPU knows besides who it is. Each part may be unknown: libraries differ in what they
 /// answer, and so do GPUs.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuDetail {
     /// Product name (`NVIDIA H200`).
     pub product: Option<String>,
@@ -54,7 +54,7 @@ pub struct GpuDetail {
 }
 
 /// Active NVLinks of a GPU to one far end.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NvLinkBundle {
     /// Far end.
     pub remote: NvLinkRemote,
@@ -95,7 +95,8 @@ impl Host {
 }
 
 /// What is at the far end of NVLinks, by address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum NvLinkRemote {
     /// A GPU of this host.
     Gpu(Bdf),

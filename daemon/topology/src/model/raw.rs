@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
 use crate::level::Level;
+use crate::model::DriverFacts;
 use crate::model::{
     CpuKind, Drive, GpuFacts, HcaOrigin, Kernel, Netdev, NumaId, NumaNode, PciFunction, Port, RawNvLink,
 };
@@ -33,6 +34,8 @@ pub struct RawHost {
     pub drives: Vec<Drive>,
     /// What is known of GPUs beyond their PCI function.
     pub gpus: Vec<GpuFacts>,
+    /// What the GPU driver told when the input was made; counts unless `ReadOptions::driver` tells it anew.
+    pub driver: Option<DriverFacts>,
     /// Functions that the input itself calls GPUs, whatever their class and place.
     pub stated_gpus: Vec<Bdf>,
     /// GPUs of inputs without addresses, in the order of the input.
@@ -62,6 +65,7 @@ impl RawHost {
             netdevs: Vec::new(),
             drives: Vec::new(),
             gpus: Vec::new(),
+            driver: None,
             stated_gpus: Vec::new(),
             named_gpus: Vec::new(),
             nvlinks: Vec::new(),

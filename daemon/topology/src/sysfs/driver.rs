@@ -1,7 +1,8 @@
 //! What the NVIDIA driver tells of its GPUs in `/proc`, which everyone may read and no library is needed for.
 
 use crate::bdf::Bdf;
-use crate::model::{DeviceNode, GpuDetail, GpuFacts};
+use crate::driver_file::{self, DRIVER_FILE, MAX_DRIVER_BYTES};
+use crate::model::{DeviceNode, DriverFacts, GpuDetail, GpuFacts};
 use crate::sysfs::tree::Tree;
 
 /// A folder for each GPU, named by its address, with a file `information` of `Key: value` lines
@@ -31,6 +32,18 @@ fn gpu(lines: &[String], folder: &str) -> Option<GpuFacts> {
         device_node: minor.map(|minor| DeviceNode { major: MAJOR, minor }),
         detail: GpuDetail { product: value("Model").map(str::to_owned), ..GpuDetail::default() },
     })
+}
+
+/// What NVML told when a tree was captured.
+pub(super) fn captured(tree: &Tree) -> Option<DriverFacts> {
+    let bytes = tree.bytes(DRIVER_FILE, MAX_DRIVER_BYTES).ok()?;
+    match driver_file::from_text(&String::from_utf8_lossy(&bytes)) {
+        Ok(facts) => Some(facts),
+        Err(error) => {
+            tree.warn(DRIVER_FILE, error);
+            None
+        }
+    }
 }
 
 #[cfg(test)]

@@ -46,6 +46,9 @@ fn facts(tree: &Tree, source: SourceKind) -> Result<RawHost, TopologyError> {
     raw.hcas = rdma::read(tree)?;
     vpd::link(tree, &raw.functions, raw.hcas.as_deref_mut().unwrap_or_default());
     raw.gpus = driver::gpus(tree);
+    if source == SourceKind::Sysfs {
+        raw.driver = driver::captured(tree);
+    }
     raw.netdevs = others::netdevs(tree, source);
     raw.drives = others::drives(tree, source);
     raw.peer_memory_modules = others::peer_memory_modules(tree);

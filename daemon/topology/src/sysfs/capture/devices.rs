@@ -6,8 +6,9 @@ use super::config_space::{EXTENDED, HEADER_BYTES, MAX_BYTES, redact};
 use super::pseudonym::Pseudonyms;
 use super::{Copier, Entry};
 use crate::bdf::Bdf;
+use crate::driver_file::{self, DRIVER_FILE, MAX_DRIVER_BYTES};
 use crate::error::TopologyError;
-use crate::model::PciClass;
+use crate::model::{DriverFacts, PciClass};
 use crate::sysfs::pci::device_path;
 use crate::sysfs::place::steps;
 use crate::sysfs::tree::{MAX_ENTRIES, Tree};
@@ -141,6 +142,26 @@ pub(super) fn driver(copier: &mut Copier<'_>) {
         let lines: Vec<String> = copier.tree.table(&path).iter().map(String::as_str).filter_map(kept).collect();
         copier.file(&path, &lines.join("\n"));
     }
+}
+
+/// What NVML tells of the GPUs, with names that count. Warnings may name anything, and are left out.
+pub(super) fn told(copier: &mut Copier<'_>, mut facts: DriverFacts) {
+    facts.warnings.clear();
+    for gpu in &mut facts.gpus {
+        gpu.uuid = gpu.uuid.take().map(|uuid| copier.names.gpu_uuid(&uuid));
+        for slice in gpu.detail.mig.iter_mut().flat_map(|mig| &mut mig.slices) {
+            slice.uuid = copier.names.word("MIG", &slice.uuid);
+        }
+        if let Some(fabric) = &mut gpu.detail.fabric {
+            fabric.cluster_uuid = fabric.cluster_uuid.take().map(|uuid| copier.names.word("cluster", &uuid));
+        }
+    }
+    let text = driver_file::to_text(&facts);
+    if text.len() >= MAX_DRIVER_BYTES {
+        copier.tree.warn(DRIVER_FILE, format_args!("{} bytes are too many to be read again", text.len()));
+        return;
+    }
+    copier.file(DRIVER_FILE, &text);
 }
 
 /// The end of the space that is zero anyway says nothing; a header stays whole.

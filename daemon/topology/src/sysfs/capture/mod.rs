@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::error::TopologyError;
+use crate::model::DriverFacts;
 use crate::sysfs::tree::Tree;
 use pseudonym::Pseudonyms;
 
@@ -39,11 +40,11 @@ enum Entry {
     Link(String),
 }
 
-/// Captures the tree below `root`, `/` for this machine.
+/// Captures the tree below `root`, `/` for this machine, and what its GPU driver tells, where it was asked.
 ///
 /// # Errors
 /// The root cannot be opened, holds no sysfs tree, or a folder has more entries than any host.
-pub fn capture(root: &Path) -> Result<Capture, TopologyError> {
+pub fn capture(root: &Path, driver: Option<&DriverFacts>) -> Result<Capture, TopologyError> {
     let tree = Tree::open(root)?;
     let mut copier = Copier::new(&tree);
     devices::functions(&mut copier)?;
@@ -54,6 +55,9 @@ pub fn capture(root: &Path) -> Result<Capture, TopologyError> {
     devices::modules(&mut copier);
     devices::proc(&mut copier);
     devices::driver(&mut copier);
+    if let Some(facts) = driver {
+        devices::told(&mut copier, facts.clone());
+    }
     let mut capture = copier.capture;
     capture.warnings = tree.take_warnings();
     Ok(capture)
