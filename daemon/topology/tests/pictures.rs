@@ -64,6 +64,25 @@ fn a_picture_lies_within_its_borders_and_its_cells_apart() {
 }
 
 #[test]
+fn a_wide_host_goes_on_in_another_band_and_stays_legible() {
+    let input = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/hosts/hwloc-aws-p5.host");
+    let many = gdrd_topology::read_input(input.as_ref(), &ReadOptions::default()).expect("a profile");
+    let many_plan = plan(&many, &PlanOptions::default());
+    let (dgx, dgx_plan) = planned("dgx-a100");
+    for (snapshot, plan, switches) in [(&many, &many_plan, 0), (&dgx, &dgx_plan, 2)] {
+        let text = render::svg(snapshot, plan);
+        let document = roxmltree::Document::parse(&text).unwrap();
+        let svg = document.root_element();
+        let size = |name: &str| svg.attribute(name).and_then(|text| text.parse::<f64>().ok()).unwrap();
+        assert!(size("width") < 2200.0 && size("height") < 1400.0, "{} x {}", size("width"), size("height"));
+        // Each band shows the switches, and says that they are the same.
+        let elements = document.descendants().filter(roxmltree::Node::is_element);
+        let bars = elements.filter_map(|node| node.text()).filter(|text| text.contains("NVLink switch"));
+        assert_eq!(bars.count(), switches);
+    }
+}
+
+#[test]
 fn names_from_outside_cannot_break_a_picture_or_a_graph() {
     let (mut snapshot, _) = planned("two-socket-2gpu");
     snapshot.host.hcas[0].name = "<script>&\"\u{1}\u{1b}[31m".to_owned();

@@ -71,3 +71,45 @@ pub fn read_live() -> Result<RawHost, TopologyError> {
     }
     Ok(raw)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::assemble::ReadOptions;
+    use crate::profile;
+
+    /// A host of so many groups of a switch with a GPU, a NIC and a drive.
+    fn host(groups: usize) -> crate::model::Host {
+        let mut text = "gdrd-host-profile 1\nnuma 0\n".to_owned();
+        for group in 0..groups {
+            text += &format!(
+                "pci {group:04x}:00:00.0 1000:c010 060400 pci{group:04x}:00 32x16 numa=0\n\
+                 pci {group:04x}:01:00.0 10de:2330 030200 {group:04x}:00:00.0 32x16\n\
+                 pci {group:04x}:01:01.0 15b3:1021 020700 {group:04x}:00:00.0 32x16\n\
+                 pci {group:04x}:01:02.0 144d:a80a 010802 {group:04x}:00:00.0 32x4\n\
+                 hca mlx5_{group} {group:04x}:01:01.0\n\
+                 port mlx5_{group} 1 ACTIVE InfiniBand 400\n\
+                 drive nvme{group} {group:04x}:01:02.0\n"
+            );
+        }
+        profile::snapshot(&text, None, &ReadOptions::default()).unwrap().host
+    }
+
+    fn asked(groups: usize) -> usize {
+        let folder = tempfile::tempdir().unwrap();
+        build::build(&host(groups), folder.path()).unwrap();
+        let tree = Tree::open(folder.path()).unwrap();
+        let raw = facts(&tree, SourceKind::Sysfs).unwrap();
+        assert_eq!(raw.functions.len(), groups * 4);
+        tree.asked()
+    }
+
+    #[test]
+    fn each_device_more_costs_the_same_and_little() {
+        let [few, twice, many] = [asked(8), asked(16), asked(64)];
+        let group = (twice - few) / 8;
+        assert_eq!((many - twice) / 48, group, "{few} {twice} {many}");
+        assert_eq!((many - twice) % 48, 0, "no group costs more than another: {few} {twice} {many}");
+        assert!(group / 4 <= 14, "{group} files, links and folders for four functions, a port and a drive");
+    }
+}

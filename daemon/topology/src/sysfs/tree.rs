@@ -3,7 +3,7 @@
 //! Nothing outside the root is ever opened, whatever links the tree holds; every read and listing has a
 //! bound. Paths are relative to the root. Knows nothing of what the files mean.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -76,6 +76,8 @@ pub(super) struct Tree {
     warnings: RefCell<Vec<String>>,
     /// What was read last: attributes are many, small and mostly parsed at once.
     buffer: RefCell<Vec<u8>>,
+    /// How often the files were asked for something: what a tree costs, whatever else the machine does.
+    asked: Cell<usize>,
 }
 
 impl Tree {
@@ -85,8 +87,13 @@ impl Tree {
         let is_sys = !holds("sys") && (holds("bus") || holds("class") || holds("devices"));
         let parent = if is_sys { parent_of(path)? } else { path.to_owned() };
         let disk = Disk::open(&parent).map_err(|source| TopologyError::Read { path: parent.clone(), source })?;
-        let tree =
-            Self { files: Files::Disk(disk), path: parent, warnings: RefCell::default(), buffer: RefCell::default() };
+        let tree = Self {
+            files: Files::Disk(disk),
+            path: parent,
+            warnings: RefCell::default(),
+            buffer: RefCell::default(),
+            asked: Cell::default(),
+        };
         let is_sysfs = ["sys/bus", "sys/class", "sys/devices"].iter().any(|folder| tree.is_dir(folder));
         if is_sysfs { Ok(tree) } else { Err(TopologyError::NotSysfs { path: path.to_owned() }) }
     }
@@ -101,7 +108,18 @@ impl Tree {
             path: path.to_owned(),
             warnings: RefCell::default(),
             buffer: RefCell::default(),
+            asked: Cell::default(),
         })
+    }
+
+    fn count(&self) {
+        self.asked.set(self.asked.get().saturating_add(1));
+    }
+
+    /// Files, links and folders asked for so far.
+    #[cfg(test)]
+    pub(super) fn asked(&self) -> usize {
+        self.asked.get()
     }
 
     /// Records what could not be read.
@@ -187,6 +205,7 @@ impl Tree {
     }
 
     fn fill(&self, path: At<'_>, limit: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
+        self.count();
         match &self.files {
             Files::Disk(disk) => disk.read(path, limit, bytes),
             Files::Memory(memory) => memory.read(path, limit, bytes),
@@ -196,6 +215,7 @@ impl Tree {
     /// Names in a folder, sorted. A missing folder is `None`. Names that are no text are left out with a
     /// warning; more than [`MAX_ENTRIES`] is an error.
     pub(super) fn list(&self, path: &str) -> Result<Option<Vec<String>>, TopologyError> {
+        self.count();
         let failed = |source: io::Error| TopologyError::Read { path: self.full(path), source };
         let listed = match &self.files {
             Files::Disk(disk) => disk.names(path, MAX_ENTRIES + 1),
@@ -229,6 +249,7 @@ impl Tree {
 
     /// Whether the path leads to a folder inside the root.
     pub(super) fn is_dir(&self, path: &str) -> bool {
+        self.count();
         match &self.files {
             Files::Disk(disk) => disk.is_dir(path),
             Files::Memory(memory) => memory.is_dir(path),
@@ -256,6 +277,7 @@ impl Tree {
 
     /// What `read` makes of the text of a link; `None` if it is none, or no text.
     fn link<T>(&self, path: At<'_>, read: impl FnOnce(&str) -> T) -> Option<T> {
+        self.count();
         let mut bytes = self.buffer.take();
         let link = match &self.files {
             Files::Disk(disk) => disk.link(path, &mut bytes),

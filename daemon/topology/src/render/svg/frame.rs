@@ -27,6 +27,8 @@ pub(super) struct Cell {
     /// No port that carries traffic.
     pub(super) is_bad: bool,
     pub(super) x: f64,
+    /// How far below the first band it lies.
+    pub(super) below: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub(super) struct Frame {
     pub(super) cells: Vec<Cell>,
     pub(super) x: f64,
     pub(super) width: f64,
+    /// How far below the first band it lies.
+    pub(super) below: f64,
 }
 
 pub(super) fn text_width(text: &str) -> f64 {
@@ -57,7 +61,7 @@ pub(super) fn text_width(text: &str) -> f64 {
 
 impl Frame {
     fn new(kind: FrameKind, title: String, note: String) -> Self {
-        Self { kind, title, note, frames: Vec::new(), cells: Vec::new(), x: 0.0, width: 0.0 }
+        Self { kind, title, note, frames: Vec::new(), cells: Vec::new(), x: 0.0, width: 0.0, below: 0.0 }
     }
 
     /// Fill and stroke.
@@ -104,6 +108,13 @@ impl Frame {
         self.width = content.max(title);
         self.centre((self.width - content) / 2.0);
         self.width
+    }
+
+    /// Moves the whole down into another band.
+    pub(super) fn lower(&mut self, by: f64) {
+        self.below = by;
+        self.cells.iter_mut().for_each(|cell| cell.below = by);
+        self.frames.iter_mut().for_each(|frame| frame.lower(by));
     }
 
     /// Moves what is inside to the middle of a frame that its title made wider.
@@ -231,7 +242,7 @@ fn cells(host: &Host) -> Vec<(Option<Bdf>, Cell)> {
 fn cell(host: &Host, kind: CellKind, place: usize, name: &str, bdf: Option<Bdf>) -> Cell {
     let address = bdf.map_or_else(|| "no address".to_owned(), short);
     let is_slow = bdf.and_then(|bdf| host.function(bdf)).is_some_and(|function| function.link.is_below_max());
-    Cell { kind, place, lines: vec![name.to_owned(), address], is_slow, is_bad: false, x: 0.0 }
+    Cell { kind, place, lines: vec![name.to_owned(), address], is_slow, is_bad: false, x: 0.0, below: 0.0 }
 }
 
 fn link(host: &Host, bdf: Option<Bdf>) -> Option<String> {

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write};
 
+use super::frame::{self, Cell};
 use super::{CELL_HEIGHT, CELL_WIDTH, CellKind, GAP, PAIR_COLOURS, PAIR_SPACE, Picture, escaped, text};
 use crate::level::Level;
 use crate::model::{GpuId, NvLink, NvLinkEnd};
@@ -30,14 +31,15 @@ impl Picture<'_> {
         for (number, name) in (0_u8..).zip(&gpu.assigned) {
             let Some(nic) = self.host.find_hca(name).and_then(|id| self.nic_cell(id)) else { continue };
             let users = self.plan.nics.iter().find(|planned| planned.name == *name).map(|planned| &planned.gpus);
-            let user = users.and_then(|users| users.iter().position(|user| *user == gpu.name)).unwrap_or(0);
+            // Counted from the last, so that the line of the leftmost GPU leaves leftmost and none cross.
+            let user = users.and_then(|users| users.iter().rev().position(|user| *user == gpu.name)).unwrap_or(0);
             let user = u8::try_from(user).unwrap_or(u8::MAX);
             let pair = gpu.nics.iter().find(|pair| pair.name == *name);
             let level = pair.and_then(|pair| pair.level);
             // Several lines of one device part where they leave it.
             let spread = |number: u8| (f64::from(number) * 14.0) % (CELL_WIDTH / 2.0);
-            let (x1, y1) = (cell.x + CELL_WIDTH / 2.0 + spread(number), self.rows.gpus);
-            let (x2, y2) = (nic.x + CELL_WIDTH / 2.0 - spread(user), self.rows.nics + CELL_HEIGHT);
+            let (x1, y1) = (cell.x + CELL_WIDTH / 2.0 + spread(number), cell.below + self.rows.gpus);
+            let (x2, y2) = (nic.x + CELL_WIDTH / 2.0 - spread(user), nic.below + self.rows.nics + CELL_HEIGHT);
             let bend = PAIR_SPACE * 0.6;
             let dash = if level.is_none_or(|level| level > Level::Pxb) { " stroke-dasharray=\"5 4\"" } else { "" };
             let word = level.map_or_else(|| "?".to_owned(), |level| level.to_string());
@@ -71,7 +73,12 @@ impl Picture<'_> {
         self.host.nvlinks.iter().filter_map(|link| of(link).map(|(a, b)| (a, b, link))).collect()
     }
 
-    /// Room below the frames for NVLinks.
+    /// Whether GPUs are joined directly, which is drawn from one to the other.
+    pub(super) fn has_arcs(&self) -> bool {
+        !self.direct().is_empty()
+    }
+
+    /// Room below the frames of a band for NVLinks.
     pub(super) fn links_height(&self) -> f64 {
         let arcs = self.direct().into_iter().filter_map(|(a, b, _)| self.arc(a, b)).map(|(_, _, depth)| depth);
         let arcs = arcs.fold(0.0, f64::max) * 0.75;
@@ -131,29 +138,45 @@ impl Picture<'_> {
         Ok(())
     }
 
+    /// A bar below each band: all stand for the same switches.
     fn nvswitch(&self, out: &mut String) -> fmt::Result {
         let links = self.switched();
-        let ends: Vec<(f64, u8)> =
-            links.iter().filter_map(|link| Some((self.gpu_cell(link.gpu)?.x + CELL_WIDTH / 2.0, link.links))).collect();
-        let (left, right) = ends.iter().fold((f64::MAX, f64::MIN), |(l, r), (x, _)| (l.min(*x), r.max(*x)));
-        if ends.is_empty() {
-            return Ok(());
+        let gbps = links.first().and_then(|link| link.link_gbps.map(|gbps| gbps * f64::from(link.links)));
+        let gbps = gbps.map_or_else(String::new, |gbps| format!(", {gbps:.0} Gbit/s each way a GPU"));
+        let ends: Vec<(&Cell, u8)> =
+            links.iter().filter_map(|link| Some((self.gpu_cell(link.gpu)?, link.links))).collect();
+        let mut bands: Vec<f64> = ends.iter().map(|(cell, _)| cell.below).collect();
+        bands.sort_unstable_by(f64::total_cmp);
+        bands.dedup();
+        for (place, band) in bands.iter().enumerate() {
+            let here: Vec<(f64, u8)> = ends
+                .iter()
+                .filter(|(cell, _)| cell.below.total_cmp(band).is_eq())
+                .map(|(cell, links)| (cell.x + CELL_WIDTH / 2.0, *links))
+                .collect();
+            let label = if place == 0 { format!("NVLink switch{gbps}") } else { "the same NVLink switch".to_owned() };
+            self.bar(out, *band, &here, &label)?;
         }
-        let bar = self.rows.bottom + 26.0;
-        for (x, count) in &ends {
-            let gpu = self.rows.gpus + CELL_HEIGHT;
+        Ok(())
+    }
+
+    fn bar(&self, out: &mut String, band: f64, ends: &[(f64, u8)], label: &str) -> fmt::Result {
+        let (left, right) = ends.iter().fold((f64::MAX, f64::MIN), |(l, r), (x, _)| (l.min(*x), r.max(*x)));
+        let bar = band + self.rows.bottom + 26.0;
+        let gpu = band + self.rows.gpus + CELL_HEIGHT;
+        for (x, count) in ends {
             writeln!(out, "<path d=\"M{x:.1} {gpu:.1} V{bar:.1}\" stroke=\"{NVLINK}\" stroke-width=\"3\"/>")?;
             text(out, x + 6.0, bar - 7.0, 10.5, "#4c7411", "start", true, &format!("NV{count}"))?;
         }
-        let gbps = links.first().and_then(|link| link.link_gbps.map(|gbps| gbps * f64::from(link.links)));
-        let gbps = gbps.map_or_else(String::new, |gbps| format!(", {gbps:.0} Gbit/s each way a GPU"));
+        // A GPU alone in its band has a bar as wide as its label.
+        let half = (frame::text_width(label) / 2.0 + GAP).max((right - left) / 2.0 + 40.0);
+        let middle = f64::midpoint(left, right);
         writeln!(
             out,
             "<rect x=\"{:.1}\" y=\"{bar:.1}\" width=\"{:.1}\" height=\"22\" rx=\"4\" fill=\"#e9f5dc\" stroke=\"{NVLINK}\"/>",
-            left - 40.0,
-            right - left + 80.0
+            middle - half,
+            2.0 * half
         )?;
-        let label = format!("NVLink switch{gbps}");
-        text(out, f64::midpoint(left, right), bar + 15.0, 11.0, "#3d5f0c", "middle", true, &label)
+        text(out, middle, bar + 15.0, 11.0, "#3d5f0c", "middle", true, label)
     }
 }

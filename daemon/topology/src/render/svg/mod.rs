@@ -1,5 +1,6 @@
 //! A picture of a host, for a ticket: NUMA nodes, host bridges and switches as nested frames, in them drives,
-//! NICs and GPUs in three rows, a line for each pair of the plan, NVLinks below.
+//! NICs and GPUs in three rows, a line for each pair of the plan, NVLinks below. What is too wide for a page goes on in a
+//! second band below the first.
 //!
 //! Plain SVG 1.1 without scripts, styles or fonts of its own. Bounded by the host it draws.
 
@@ -28,6 +29,8 @@ const HEAD: f64 = 62.0;
 const LEGEND: f64 = 46.0;
 /// Least width of a picture, for its legend.
 const MIN_WIDTH: f64 = 920.0;
+/// Width from which on a picture goes on in another band: wider ones are no longer read once they are scaled to a page.
+const BAND_WIDTH: f64 = 2000.0;
 /// Width of one character of small text, about.
 pub(super) const CHARACTER: f64 = 6.3;
 
@@ -84,18 +87,33 @@ impl<'a> Picture<'a> {
         let host = &snapshot.host;
         let mut frames = frame::frames(host);
         let rows = Rows::of(&frames);
-        let mut x = MARGIN;
-        for frame in &mut frames {
+        frames.iter_mut().for_each(|frame| _ = frame.place(0.0));
+        let mut picture = Self { snapshot, host, plan, frames, rows };
+        picture.fill_bands();
+        picture
+    }
+
+    /// Gives each outermost frame its band and its place there.
+    fn fill_bands(&mut self) {
+        let height = self.rows.bottom - HEAD + self.links_height() + 2.0 * GAP;
+        // Arcs between bands would run through everything.
+        let limit = if self.has_arcs() { f64::INFINITY } else { BAND_WIDTH };
+        let (mut x, mut below) = (MARGIN, 0.0);
+        for frame in &mut self.frames {
+            if x > MARGIN && x + frame.width > limit {
+                (x, below) = (MARGIN, below + height);
+            }
+            frame.lower(below);
             x += frame.place(x) + GAP;
         }
-        Self { snapshot, host, plan, frames, rows }
     }
 
     fn draw(&self, out: &mut String) -> fmt::Result {
         let right = self.frames.iter().map(|frame| frame.x + frame.width).fold(0.0, f64::max);
         let width = (right + MARGIN).max(MIN_WIDTH);
         let links = self.links_height();
-        let height = self.rows.bottom + links + LEGEND + MARGIN;
+        let below = self.frames.last().map_or(0.0, |frame| frame.below);
+        let height = below + self.rows.bottom + links + LEGEND + MARGIN;
         writeln!(
             out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
@@ -107,7 +125,7 @@ impl<'a> Picture<'a> {
         self.nvlinks(out)?;
         self.pairs(out)?;
         self.frames.iter().try_for_each(|frame| self.cells(out, frame))?;
-        self.legend(out, self.rows.bottom + links + GAP)?;
+        self.legend(out, below + self.rows.bottom + links + GAP)?;
         writeln!(out, "</svg>")
     }
 
@@ -131,7 +149,8 @@ impl<'a> Picture<'a> {
 
     fn frame(&self, out: &mut String, frame: &Frame, depth: u32) -> fmt::Result {
         let inset = f64::from(depth);
-        let (top, bottom) = (HEAD + inset * TITLE, self.rows.bottom - inset * GAP);
+        let top = frame.below + HEAD + inset * TITLE;
+        let bottom = frame.below + self.rows.bottom - inset * GAP;
         let (fill, stroke) = frame.colours();
         writeln!(
             out,
@@ -156,7 +175,7 @@ impl<'a> Picture<'a> {
     }
 
     fn cell(&self, out: &mut String, cell: &Cell) -> fmt::Result {
-        let (x, y) = (cell.x, self.rows.y(cell.kind));
+        let (x, y) = (cell.x, cell.below + self.rows.y(cell.kind));
         let is_used = cell.kind != CellKind::Nic || self.users(cell) > 0;
         let (fill, stroke) = match cell.kind {
             CellKind::Gpu => ("#e9f5dc", "#5a8f22"),
