@@ -146,6 +146,19 @@ fn assert_ratio(a: u64, b: u64, times: u64) {
 }
 
 #[test]
+fn nothing_is_allocated_between_a_request_and_its_completion() {
+    let mut stage = Stage::new();
+    let (mut free, mut limited) =
+        (stage.tenant(weight(1), 3, 8), stage.tenant(Traffic { operations_per_s: 1000, ..weight(2) }, 1, 8));
+    // What the stand-in for an HCA keeps has its size by then.
+    stage.saturate(&mut [&mut free, &mut limited], 100);
+    let before = free.ended;
+    let found = allocation_counter::measure(|| stage.saturate(&mut [&mut free, &mut limited], 500));
+    assert_eq!(found.count_total, 0, "{} bytes", found.bytes_total);
+    assert!(free.ended - before > 10_000);
+}
+
+#[test]
 fn tenants_of_weight_one_and_three_get_requests_in_that_ratio() {
     let mut stage = Stage::new();
     let (mut light, mut heavy) = (stage.tenant(weight(1), 1, 8), stage.tenant(weight(3), 1, 8));
