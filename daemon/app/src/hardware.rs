@@ -271,7 +271,9 @@ pub(crate) fn host_plan(topology: &Topology, facts: &[GpuFact], machine: &Machin
             hcas: sim_hcas.next().map_or_else(|| gpu.assigned.clone(), |sim| vec![sim.clone()]),
         }
     };
-    HostPlan { generation: view.generation(), gpus: view.plan().gpus.iter().map(gpu).collect() }
+    let node = |hca: &gdrd_topology::model::Hca| Some((hca.name.clone(), u32::from(hca.numa?.0)));
+    let hca_nodes = view.snapshot().host.hcas.iter().filter_map(node).collect();
+    HostPlan { generation: view.generation(), gpus: view.plan().gpus.iter().map(gpu).collect(), hca_nodes }
 }
 
 #[cfg(test)]

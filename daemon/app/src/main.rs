@@ -11,6 +11,7 @@ mod inherited;
 mod keeper;
 mod logging;
 mod notify;
+mod numa;
 mod rdma;
 mod rescan;
 mod runtime_dir;
@@ -118,7 +119,12 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let journal = runtime_dir.path().join(JOURNAL_NAME);
     let continuity = store.map(|store| Continuity { keeper: Arc::new(store), journal, kept });
     let limits = (lendable(descriptors), most_kept);
-    let (engine, resumed) = start_engine(config, chosen.gpu_proof, chosen.hardware, limits, continuity)?;
+    // A simulated host's nodes are not this machine's.
+    let nodes = match chosen.sim_profile.is_empty() {
+        true => numa::nodes(&chosen.hardware.plan.hca_nodes),
+        false => Vec::new(),
+    };
+    let (engine, resumed) = start_engine(config, chosen.gpu_proof, chosen.hardware, nodes, limits, continuity)?;
     let facts = HostFacts {
         backends: Backends::new(chosen.backends),
         sim_profile: chosen.sim_profile,
@@ -159,6 +165,7 @@ fn start_engine(
     config: &Config,
     gpu_proof: gdrd_engine::GpuProof,
     hardware: gdrd_engine::Hardware,
+    nodes: Vec<gdrd_engine::NumaCpus>,
     (descriptors, most_kept): (u32, Option<u32>),
     continuity: Option<Continuity>,
 ) -> anyhow::Result<(Engine, Vec<SessionResumed>)> {
@@ -167,6 +174,7 @@ fn start_engine(
         info!("{warning}");
     }
     let mut engine = config.engine(policy, gpu_proof);
+    engine.broker.nodes = nodes;
     engine.limits.max_descriptors = descriptors;
     engine.limits.max_kept_descriptors = most_kept.unwrap_or(u32::MAX);
     let Some(continuity) = continuity else {

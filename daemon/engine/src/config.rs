@@ -130,6 +130,15 @@ impl Default for Timeouts {
     }
 }
 
+/// CPUs of one NUMA node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NumaCpus {
+    /// Number of the node as the kernel gives it; numbers may have gaps.
+    pub node: u32,
+    /// Its CPUs by number.
+    pub cpus: Vec<usize>,
+}
+
 /// The threads that post for clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokerConfig {
@@ -137,11 +146,14 @@ pub struct BrokerConfig {
     pub threads: u32,
     /// How long a thread spins after its last work before it sleeps. Default 50 µs.
     pub spin: Duration,
+    /// Nodes to put threads on, in turn, those with the most HCAs first; with fewer than two, threads run anywhere.
+    /// Default none.
+    pub nodes: Vec<NumaCpus>,
 }
 
 impl Default for BrokerConfig {
     fn default() -> Self {
-        Self { threads: 0, spin: Duration::from_micros(50) }
+        Self { threads: 0, spin: Duration::from_micros(50), nodes: Vec::new() }
     }
 }
 

@@ -33,7 +33,7 @@ mod stats;
 pub use gdrd_hal::{Access, Endpoint, Gid, GpuUuid, LinkLayer, QueuePairState, QueuePairType};
 
 pub use call::{Call, Undo};
-pub use config::{BrokerConfig, EngineConfig, GpuProof, Limits, PoolConfig, Timeouts};
+pub use config::{BrokerConfig, EngineConfig, GpuProof, Limits, NumaCpus, PoolConfig, Timeouts};
 pub use engine::{Engine, Hardware};
 pub use error::{EngineError, ErrorKind};
 pub use gpu_memory::{BufferBytes, GpuMemoryUse};

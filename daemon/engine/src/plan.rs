@@ -1,5 +1,7 @@
 //! What the engine needs to know of the host's topology: GPUs, and the HCAs each is paired with.
 
+use std::collections::BTreeMap;
+
 use gdrd_hal::GpuUuid;
 
 /// One GPU and its pairing.
@@ -24,4 +26,6 @@ pub struct HostPlan {
     pub generation: u64,
     /// GPUs in PCI order.
     pub gpus: Vec<PlannedGpu>,
+    /// NUMA nodes of HCAs by name, where known.
+    pub hca_nodes: BTreeMap<String, u32>,
 }

@@ -184,7 +184,12 @@ impl BrokerKeys {
     }
 
     pub(super) fn settings(&self) -> BrokerConfig {
-        BrokerConfig { threads: self.threads, spin: Duration::from_micros(self.spin_us) }
+        BrokerConfig {
+            threads: self.threads,
+            spin: Duration::from_micros(self.spin_us),
+            // Known only once the host has been read.
+            nodes: Vec::new(),
+        }
     }
 }
 

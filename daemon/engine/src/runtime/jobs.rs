@@ -207,8 +207,9 @@ fn create_queue_pair(
     let port_num = port_of(device, index, new.port_num)?;
     let domain = tenant.domain(index, device).map_err(|error| failed(&error))?;
     let landing = domain.landing().map_err(|error| of_landing(index, &error))?;
+    let numa_node = runtime.plan().hca_nodes.get(device.name()).copied();
     let reservation =
-        runtime.broker.reserve(index, device, geometry, None).map_err(|error| of_broker(index, &error))?;
+        runtime.broker.reserve(index, device, geometry, numa_node).map_err(|error| of_broker(index, &error))?;
     let inline_bytes = u32::try_from(INLINE_MAX_BYTES).unwrap_or(u32::MAX).min(capabilities.max_inline_bytes);
     let (send_depth, recv_depth) = (new.send_depth, new.recv_depth);
     let config = QueuePairConfig { qp_type: new.qp_type, send_depth, recv_depth, inline_bytes, port_num };

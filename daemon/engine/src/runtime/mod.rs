@@ -421,7 +421,7 @@ fn broker_config(config: &EngineConfig) -> broker::Config {
         threads => threads as usize,
     };
     broker::Config {
-        threads: vec![broker::Placement::default(); threads],
+        threads: broker::Placement::near(&config.broker.nodes, threads),
         spin: config.broker.spin,
         drain: config.timeouts.drain,
         ..broker::Config::default()

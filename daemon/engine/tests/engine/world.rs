@@ -61,7 +61,7 @@ fn plan() -> HostPlan {
         numa_node: None,
         hcas: hcas.iter().map(|hca| (*hca).to_owned()).collect(),
     };
-    HostPlan { generation: 1, gpus: vec![gpu(0, &["mlx5_0", "mlx5_1"]), gpu(1, &["mlx5_2"])] }
+    HostPlan { generation: 1, gpus: vec![gpu(0, &["mlx5_0", "mlx5_1"]), gpu(1, &["mlx5_2"])], ..HostPlan::default() }
 }
 
 /// Everyone may lease, root administers, nothing is made ahead.

@@ -178,7 +178,9 @@ fn host_plan(topology: &Topology) -> HostPlan {
         numa_node: gpu.numa.map(|numa| u32::from(numa.0)),
         hcas: gpu.assigned.clone(),
     };
-    HostPlan { generation: view.generation(), gpus: view.plan().gpus.iter().map(gpu).collect() }
+    let node = |hca: &gdrd_topology::model::Hca| Some((hca.name.clone(), u32::from(hca.numa?.0)));
+    let hca_nodes = view.snapshot().host.hcas.iter().filter_map(node).collect();
+    HostPlan { generation: view.generation(), gpus: view.plan().gpus.iter().map(gpu).collect(), hca_nodes }
 }
 
 /// Versions of this build.

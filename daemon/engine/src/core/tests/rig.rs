@@ -42,7 +42,7 @@ pub(super) fn plan() -> HostPlan {
         numa_node: Some(index),
         hcas: hcas.iter().map(|hca| (*hca).to_owned()).collect(),
     };
-    HostPlan { generation: 1, gpus: vec![gpu(0, &["mlx5_0", "mlx5_1"]), gpu(1, &["mlx5_2"])] }
+    HostPlan { generation: 1, gpus: vec![gpu(0, &["mlx5_0", "mlx5_1"]), gpu(1, &["mlx5_2"])], ..HostPlan::default() }
 }
 
 /// No buffers are made ahead, unless the test asks for it.
