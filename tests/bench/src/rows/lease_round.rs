@@ -170,7 +170,7 @@ impl BareServer {
     }
 }
 
-/// Serves empty calls until it is killed, on as many threads as the daemon has on a small host.
+/// Serves empty calls until it is killed.
 pub(crate) fn bare_server(socket: &Path) -> anyhow::Result<()> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {

@@ -16,6 +16,7 @@ use crate::frame::Group;
 pub(crate) const ALL: &[Group] = &[
     idle::GROUP,
     write_latency::GROUP,
+    write_latency::RINGS,
     write_rate::GROUP,
     lease_round::GROUP,
     live_leases::GROUP,

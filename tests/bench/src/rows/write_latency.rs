@@ -32,6 +32,41 @@ pub(crate) const GROUP: Group = Group {
     start: |world| Ok(Start::Ready(Box::new(Latency { pair: Pair::make()?, count: world.scaled(WRITES) }))),
 };
 
+/// Idle queue pairs beside the busy one, each with a ring of its own.
+const IDLE: u32 = 120;
+
+/// What it costs that each queue pair has a ring of its own, to be looked at whether there is something in it or not.
+pub(crate) const RINGS: Group = Group {
+    rows: &[Row {
+        id: "write-latency-rings",
+        what: "the same write with 120 idle queue pairs beside it in the session",
+        against: "without them",
+        unit: "ns",
+        target: Target::Shown,
+    }],
+    rounds: 5,
+    start: |world| {
+        let (mut among, alone) = (Pair::make()?, Pair::make()?);
+        among.add_idle(IDLE)?;
+        Ok(Start::Ready(Box::new(Rings { among, alone, count: world.scaled(WRITES) })))
+    },
+};
+
+struct Rings {
+    among: Pair,
+    alone: Pair,
+    count: u32,
+}
+
+impl Measurement for Rings {
+    fn round(&mut self, turn: Turn) -> anyhow::Result<Vec<Sample>> {
+        let count = self.count;
+        let (ours, peer) =
+            turn.both(self, |pairs| time_writes(&pairs.among, count), |pairs| time_writes(&pairs.alone, count))?;
+        Ok(vec![Sample::against(ours, peer)])
+    }
+}
+
 struct Latency {
     pair: Pair,
     count: u32,
@@ -75,8 +110,9 @@ pub(crate) struct Pair {
     receiver: QueuePair,
     from: Buffer,
     to: Buffer,
-    _session: Session,
-    _runtime: Runtime,
+    idle: Vec<QueuePair>,
+    session: Session,
+    runtime: Runtime,
     pub(crate) daemon: Daemon,
 }
 
@@ -96,7 +132,15 @@ impl Pair {
             receiver.connect(sender.endpoint()).await?;
             anyhow::Ok((session, from, to, sender, receiver))
         })?;
-        Ok(Self { sender, receiver, from, to, _session: session, _runtime: runtime, daemon })
+        Ok(Self { sender, receiver, from, to, idle: Vec::new(), session, runtime, daemon })
+    }
+
+    fn add_idle(&mut self, count: u32) -> anyhow::Result<()> {
+        for _ in 0..count {
+            let made = self.session.create_queue_pair(QueuePairOptions::near_gpu("GPU0"));
+            self.idle.push(self.runtime.block_on(made)?);
+        }
+        Ok(())
     }
 
     pub(crate) fn spans(&self, len_bytes: u32) -> anyhow::Result<(LocalSpan, RemoteSpan)> {
