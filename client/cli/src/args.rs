@@ -135,6 +135,19 @@ Examples:
   gdrctl drain GPU0 --resume"
     )]
     Drain(Drain),
+    /// Prove that NICs move memory of GPUs and of the host, by transfers with checked content (for administrators)
+    #[command(
+        after_help = "Every pair is tried by a loopback in the NIC: random bytes go into the memory and are read back. What is
+proven or has failed stands in the plan (gdr) from then on. Without options each GPU is tried with its
+assigned NICs, and a host buffer with each NIC.
+
+Exit code 1: a pair has failed.
+
+Examples:
+  gdrctl probe
+  gdrctl probe --gpu GPU0 --nic mlx5_3 --timeout 120"
+    )]
+    Probe(Probe),
     /// Measure leases, latency, bandwidth and idle cost against floors of the same run
     #[command(
         after_help = "It leases buffers and makes queue pairs at the daemon it finds, so run it on an idle host or on a
@@ -177,6 +190,17 @@ pub(crate) struct Drain {
     /// Serve them again
     #[arg(long)]
     pub(crate) resume: bool,
+}
+
+/// What to prove.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Probe {
+    /// Only this GPU, by name, UUID or PCI address
+    #[arg(long, value_name = "GPU")]
+    pub(crate) gpu: Option<String>,
+    /// Only this NIC, by its verbs name
+    #[arg(long, value_name = "NIC")]
+    pub(crate) nic: Option<String>,
 }
 
 /// Where the topology comes from.

@@ -44,6 +44,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         Verb::QueuePairs => verbs::queue_pairs::run(&global),
         Verb::Stats(stats) => verbs::stats::run(&global, &stats),
         Verb::Status => verbs::status::run(&global),
+        Verb::Probe(probe) => verbs::probe::run(&global, &probe),
         Verb::Drain(drain) => verbs::drain::run(&global, &drain),
         Verb::Bench(bench) => verbs::bench::run(&global, &bench),
         Verb::BenchPeer(peer) => verbs::bench::peer::run(&peer),

@@ -163,3 +163,32 @@ fn another_user_sees_topology_and_no_foreign_lease() {
         assert!(!String::from_utf8_lossy(&listed.stdout).contains("of-a-test"));
     });
 }
+
+#[test]
+fn a_probe_proves_each_gpu_with_its_nics_and_the_plan_says_so() {
+    let daemon = Daemon::start();
+    let state = |gpu: &Value, nic: &Value| {
+        let rows = gpu["nics"].as_array().expect("the plan lists NICs");
+        rows.iter().find(|row| row["name"] == *nic).map(|row| row["gdr"]["state"].clone())
+    };
+    let before = json(&daemon, &["plan"]);
+    assert!(
+        before["gpus"]
+            .as_array()
+            .is_some_and(|gpus| gpus.iter().all(|gpu| state(gpu, &gpu["assigned"][0]) != Some("proven".into())))
+    );
+    let probed = json(&daemon, &["probe", "--timeout", "120"]);
+    let pairs = probed["pairs"].as_array().expect("a list");
+    assert!(pairs.iter().all(|pair| pair["state"] == "proven" && pair["gbps"].as_f64() > Some(0.0)), "{probed}");
+    let nics = before["nics"].as_array().map_or(0, Vec::len);
+    assert_eq!(pairs.iter().filter(|pair| pair["gpu"].is_null()).count(), nics, "a host buffer with each");
+    let after = json(&daemon, &["plan"]);
+    for gpu in after["gpus"].as_array().expect("the plan lists GPUs") {
+        assert_eq!(state(gpu, &gpu["assigned"][0]), Some("proven".into()), "{gpu}");
+    }
+    assert!(after["generation"].as_u64() > before["generation"].as_u64(), "watchers are told");
+    let one = json(&daemon, &["probe", "--gpu", "GPU0", "--nic", "mlx5_7"]);
+    assert_eq!(one["pairs"].as_array().map(Vec::len), Some(1), "{one}");
+    assert_eq!(gdrctl(&daemon, &["probe", "--gpu", "GPU99"]).status.code(), Some(4));
+    assert!(text(&daemon, &["stats", "gdrd_leases"]).contains('0'));
+}

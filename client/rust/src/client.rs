@@ -157,6 +157,17 @@ impl Client {
         Ok(answer.await?.gpu_uuids)
     }
 
+    /// Has the daemon prove by loopback transfers that HCAs move memory of GPUs and of the host. For administrators.
+    ///
+    /// # Errors
+    /// As [`Client::status`]; [`ClientError::Refused`] for others and for unknown names.
+    pub async fn probe(&self, gpu: &str, hca: &str) -> Result<Vec<v1::ProbedPair>, ClientError> {
+        let request = v1::ProbeRequest { gpu: gpu.to_owned(), hca: hca.to_owned() };
+        let answer =
+            self.ask("Host.Probe", request, async |channel, request| HostClient::new(channel).probe(request).await);
+        Ok(answer.await?.pairs)
+    }
+
     /// The current topology and plan.
     ///
     /// # Errors

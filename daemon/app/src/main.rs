@@ -13,6 +13,7 @@ mod logging;
 mod notify;
 mod numa;
 mod rdma;
+mod reprobe;
 mod rescan;
 mod runtime_dir;
 mod sockets;
@@ -142,6 +143,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         topology: chosen.topology.clone(),
         engine: engine.clone(),
         backends: facts.backends.clone(),
+        reprobe: Arc::default(),
     };
     let server =
         ServerConfig { engine: engine.clone(), topology: chosen.topology, facts, limits: config.server(), resumed };

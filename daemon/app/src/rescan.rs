@@ -1,6 +1,7 @@
 //! Keeps an eye on the host: reads it again when the kernel or the GPU driver tells of devices, when an RDMA device has an
 //! event, and at each interval, since none tells all; and puts what has changed in force.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -10,6 +11,7 @@ use gdrd_topology::assemble::ReadOptions;
 use tracing::{info, warn};
 
 use crate::hardware::{self, Machine, Origin};
+use crate::reprobe::Reprobe;
 use crate::uevents::{self, Uevents};
 
 /// What keeps an eye on the host.
@@ -29,6 +31,8 @@ pub(crate) struct Rescan {
     pub(crate) engine: Engine,
     /// What is told of the backends.
     pub(crate) backends: Backends,
+    /// What was proven is proven again.
+    pub(crate) reprobe: Arc<Reprobe>,
 }
 
 impl Rescan {
@@ -83,6 +87,7 @@ impl Rescan {
             Ok(Ok(snapshot)) => {
                 self.apply(self.topology.update(snapshot));
                 self.follow_rdma_devices().await;
+                self.probe_again();
             }
             Ok(Err(error)) => warn!("topology is as before: {error:#}"),
             Err(error) => warn!(%error, "the topology reader ended by itself"),
@@ -96,6 +101,14 @@ impl Rescan {
         match tokio::task::spawn_blocking(move || rdma.follow(&view.snapshot().host, &engine)).await {
             Ok(told) => self.backends.set(told),
             Err(error) => warn!(%error, "opening rdma devices ended by itself"),
+        }
+    }
+
+    /// In the background: it takes a while, and nobody waits for it.
+    fn probe_again(&self) {
+        let (reprobe, topology, engine) = (Arc::clone(&self.reprobe), self.topology.clone(), self.engine.clone());
+        if !topology.probed().is_empty() {
+            drop(tokio::task::spawn_blocking(move || reprobe.follow(&topology, &engine)));
         }
     }
 
@@ -142,7 +155,16 @@ mod tests {
         };
         let engine = Engine::start(EngineConfig::default(), hardware).expect("it starts");
         let backends = Backends::default();
-        Rescan { origin, machine, options, interval: Duration::ZERO, topology, engine, backends }
+        Rescan {
+            origin,
+            machine,
+            options,
+            interval: Duration::ZERO,
+            topology,
+            engine,
+            backends,
+            reprobe: Arc::default(),
+        }
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! The public handle.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::keep::Continuity;
 use crate::lease::{AcquireRequest, LeaseEvent, LeaseGrant, LeaseInfo, LeasePage, MemoryKind};
 use crate::peer::Peer;
 use crate::plan::HostPlan;
+use crate::probe::Probed;
 use crate::queue_pair::{QueuePairGrant, QueuePairPage, QueuePairRequest};
 use crate::runtime::{Answered, Runtime};
 use crate::session::{SessionOpened, SessionResumed, Viewer};
@@ -305,6 +307,30 @@ impl Engine {
     /// As [`Engine::drain_gpus`].
     pub fn resume_gpus(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
         self.runtime().resume_gpus(viewer, gpu)
+    }
+
+    /// Proves, for an administrator, that HCAs move memory of GPUs and of the host, by loopback transfers with checked
+    /// content, one after the other. `gpu` (name, UUID or BDF) and `hca` choose; empty for all: then each GPU with its
+    /// assigned HCAs, and a host buffer with each HCA. Blocks on drivers for a while.
+    ///
+    /// # Errors
+    /// `NotAdmin`, `UnknownGpu`, `UnknownHca`, `SessionEnded`, `ShuttingDown`.
+    pub fn probe(&self, viewer: &Viewer, gpu: &str, hca: &str) -> Result<Vec<Probed>, EngineError> {
+        self.runtime().probe_for(viewer, gpu, hca)
+    }
+
+    /// The same for the daemon itself: what was proven once is proven again after a link has changed.
+    ///
+    /// # Errors
+    /// `UnknownGpu`, `UnknownHca`, `ShuttingDown`.
+    pub fn probe_again(&self, gpu: &str, hca: &str) -> Result<Vec<Probed>, EngineError> {
+        self.runtime().probe(gpu, hca)
+    }
+
+    /// How often a link of each HCA went down or came up.
+    #[must_use]
+    pub fn link_changes(&self) -> BTreeMap<String, u64> {
+        self.runtime().link_changes()
     }
 
     /// Names of the HCAs that are served. One that has gone is not among them.

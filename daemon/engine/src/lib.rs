@@ -24,6 +24,7 @@ mod lease;
 mod peer;
 mod plan;
 mod policy;
+mod probe;
 mod queue_pair;
 mod runtime;
 mod session;
@@ -46,6 +47,7 @@ pub use lease::{
 pub use peer::{Peer, TenantKey};
 pub use plan::{HostPlan, PlannedGpu};
 pub use policy::{Policy, Prewarm, Quota, Rule, Subject, Traffic};
+pub use probe::{ProbeFigures, ProbeOutcome, Probed};
 pub use queue_pair::{QueuePairGrant, QueuePairInfo, QueuePairPage, QueuePairRequest};
 pub use session::{SessionEvent, SessionOpened, SessionResumed, Viewer};
 pub use stats::Stat;

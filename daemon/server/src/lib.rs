@@ -10,6 +10,7 @@ mod admission;
 mod grpc;
 mod limits;
 pub mod peer;
+mod proofs;
 mod readiness;
 mod server;
 mod session;
@@ -18,6 +19,7 @@ mod topology;
 
 pub use grpc::{Backend, Backends, HostFacts};
 pub use limits::ServerLimits;
+pub use proofs::proofs;
 pub use server::{Server, ServerConfig, ServerError, Sockets};
 pub use status::{REASON_KEY, code_of};
 pub use topology::{Change, Topology, View};

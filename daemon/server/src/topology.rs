@@ -3,9 +3,11 @@
 //! Role: holds what the daemon last read, ready to be sent. The plan sticks: a new snapshot moves only pairs whose
 //! NIC is gone. Must not know: how a host is read, or what is leased.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gdrd_proto::v1;
+use gdrd_topology::gdr::Gdr;
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::plan::contract::Plan;
 use gdrd_topology::plan::{PlanOptions, Replan, plan, replan};
@@ -22,8 +24,18 @@ pub struct View {
     response: v1::GetTopologyResponse,
 }
 
+/// What probes found, by GPU and HCA: it stands in every plan while both are there.
+type Proofs = BTreeMap<(String, String), Gdr>;
+
 impl View {
-    fn new(snapshot: Snapshot, plan: Plan) -> Self {
+    fn new(snapshot: Snapshot, mut plan: Plan, proofs: &Proofs) -> Self {
+        for gpu in &mut plan.gpus {
+            for nic in &mut gpu.nics {
+                if let Some(found) = proofs.get(&(gpu.name.clone(), nic.name.clone())) {
+                    nic.gdr = found.clone();
+                }
+            }
+        }
         let response = v1::GetTopologyResponse {
             generation: snapshot.generation,
             host_profile: profile::render(&snapshot.host),
@@ -70,6 +82,8 @@ pub enum Change {
 pub struct Topology {
     options: Arc<PlanOptions>,
     current: Arc<watch::Sender<Arc<View>>>,
+    /// Held while another view is made.
+    proofs: Arc<Mutex<Proofs>>,
 }
 
 impl Topology {
@@ -78,8 +92,8 @@ impl Topology {
     pub fn new(mut snapshot: Snapshot, options: PlanOptions) -> Self {
         snapshot.generation = 1;
         let plan = plan(&snapshot, &options);
-        let current = Arc::new(watch::Sender::new(Arc::new(View::new(snapshot, plan))));
-        Self { options: Arc::new(options), current }
+        let current = Arc::new(watch::Sender::new(Arc::new(View::new(snapshot, plan, &Proofs::new()))));
+        Self { options: Arc::new(options), current, proofs: Arc::default() }
     }
 
     /// The generation in force.
@@ -97,12 +111,13 @@ impl Topology {
     /// Puts a new reading in force, as the next generation, unless it shows what is known already. Warnings that come and
     /// go make no generation and wake nobody, but whoever asks is told the latest.
     pub fn update(&self, mut snapshot: Snapshot) -> Change {
+        let mut proofs = self.proofs();
         let before = self.current();
         if before.snapshot.host.is_same_as(&snapshot.host) {
             if before.snapshot.host.warnings != snapshot.host.warnings {
                 snapshot.generation = before.generation();
                 let plan = replan(&before.plan, &snapshot, &self.options).plan;
-                let view = Arc::new(View::new(snapshot, plan));
+                let view = Arc::new(View::new(snapshot, plan, &proofs));
                 self.current.send_if_modified(|current| {
                     *current = view;
                     false
@@ -112,8 +127,41 @@ impl Topology {
         }
         snapshot.generation = before.generation() + 1;
         let replanned = replan(&before.plan, &snapshot, &self.options);
-        self.current.send_replace(Arc::new(View::new(snapshot, replanned.plan.clone())));
+        // A device that went took what was proven of it along: one that comes back is another.
+        let place = |plan: &Plan, gpu: &str| plan.gpu(gpu).map(|gpu| gpu.bdf);
+        proofs.retain(|(gpu, hca), _| {
+            snapshot.host.hcas.iter().any(|known| known.name == *hca)
+                && place(&before.plan, gpu) == place(&replanned.plan, gpu)
+        });
+        self.current.send_replace(Arc::new(View::new(snapshot, replanned.plan.clone(), &proofs)));
         Change::Replanned(Box::new(replanned))
+    }
+
+    /// Puts what a probe found of a GPU and an HCA into the plan, as the next generation.
+    pub fn prove(&self, found: impl IntoIterator<Item = ((String, String), Gdr)>) {
+        let mut proofs = self.proofs();
+        let before = proofs.clone();
+        proofs.extend(found);
+        if *proofs == before {
+            return;
+        }
+        let view = self.current();
+        let mut snapshot = view.snapshot.clone();
+        snapshot.generation += 1;
+        let mut plan = view.plan.clone();
+        plan.generation = snapshot.generation;
+        self.current.send_replace(Arc::new(View::new(snapshot, plan, &proofs)));
+    }
+
+    /// GPUs and HCAs that a probe has found something of.
+    #[must_use]
+    pub fn probed(&self) -> Vec<(String, String)> {
+        self.proofs().keys().cloned().collect()
+    }
+
+    fn proofs(&self) -> MutexGuard<'_, Proofs> {
+        // Each change leaves it whole.
+        self.proofs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The generation in force and each later one; one that is not taken in time is passed over for a newer one.
@@ -124,6 +172,8 @@ impl Topology {
 
 #[cfg(test)]
 mod tests {
+    use gdrd_topology::gdr::GdrState;
+
     use super::*;
 
     fn topology() -> Topology {
@@ -149,6 +199,33 @@ mod tests {
         let topology = topology();
         assert_eq!(topology.update(profile::builtin("dgx-a100").expect("a built-in profile")), Change::None);
         assert_eq!(topology.current().generation(), 1);
+    }
+
+    #[test]
+    fn what_a_probe_found_stands_in_the_plan_until_the_device_goes() {
+        let topology = topology();
+        let (gpu, hca) = {
+            let view = topology.current();
+            let gpu = view.plan().gpus.first().expect("a gpu");
+            (gpu.name.clone(), gpu.assigned.first().expect("a nic").clone())
+        };
+        let state = |topology: &Topology| {
+            let view = topology.current();
+            let of_gpu = view.plan().gpu(&gpu).expect("planned").clone();
+            of_gpu.nics.into_iter().find(|nic| nic.name == hca).map(|nic| nic.gdr.state)
+        };
+        let found = Gdr { state: GdrState::Proven, reason: "it did".to_owned() };
+        topology.prove([((gpu.clone(), hca.clone()), found.clone())]);
+        assert_eq!((state(&topology), topology.current().generation()), (Some(GdrState::Proven), 2));
+        topology.prove([((gpu.clone(), hca.clone()), found)]);
+        assert_eq!(topology.current().generation(), 2, "nothing new");
+
+        let whole = profile::builtin("dgx-a100").expect("a built-in profile");
+        let mut less = whole.clone();
+        less.host.hcas.retain(|known| known.name != hca);
+        topology.update(less);
+        topology.update(whole);
+        assert_ne!(state(&topology), Some(GdrState::Proven), "a device that comes back is another");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use gdrd_hal::{Access, GidType, Hca, HcaError, HcaEvent, MemorySource, PortState
 use gdrd_harness::script::{Command, Local, Remote, Work};
 use gdrd_harness::{PATIENCE, User};
 use gdrd_verbs::Options;
-use gdrd_vm::{HCA, NETDEV, host_memory, ip, kernel_holds, open_hca, open_hca_with};
+use gdrd_vm::{HCA, NETDEV, host_memory, ip, kernel_holds, open_hca, open_hca_with, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const BUFFER_BYTES: u64 = 4 << 20;
@@ -168,6 +168,16 @@ fn a_cable_pulled_and_put_back_is_told_with_its_port() {
     ip(&["link", "set", NETDEV, "up"]);
     await_event(&*hca, &HcaEvent::PortActive { port_num: 1 });
     assert_eq!(hca.ports().expect("the device is there")[0].state, PortState::Active);
+}
+
+#[test]
+fn a_probe_proves_host_memory_by_a_loopback_with_checked_content() {
+    let daemon = daemon();
+    let told = run("gdrctl", &["--runtime-dir", &daemon.runtime_dir_text(), "probe", "--format", "json"]);
+    let told: serde_json::Value = serde_json::from_str(&told).expect("a document");
+    let pair = &told["pairs"][0];
+    assert_eq!((&pair["nic"], &pair["port_num"], &pair["state"]), (&HCA.into(), &1.into(), &"proven".into()), "{told}");
+    assert!(pair["gpu"].is_null() && pair["gbps"].as_f64() > Some(0.0) && pair["latency_us"].as_f64() > Some(0.0));
 }
 
 #[test]

@@ -12,6 +12,7 @@ pub(crate) mod man;
 pub(crate) mod path;
 pub(crate) mod place;
 pub(crate) mod plan;
+pub(crate) mod probe;
 pub(crate) mod queue_pairs;
 pub(crate) mod stats;
 pub(crate) mod status;

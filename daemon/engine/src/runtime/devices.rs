@@ -25,12 +25,14 @@ pub(super) struct Devices {
     stopping: AtomicBool,
     /// Who wants to know of events.
     watcher: Mutex<Option<mpsc::Sender<()>>>,
+    /// Links that went down or came up, by HCA.
+    link_changes: Mutex<BTreeMap<String, u64>>,
 }
 
 impl Devices {
     pub(super) fn new() -> Result<Self, Errno> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { wake, stopping: AtomicBool::new(false), watcher: Mutex::default() })
+        Ok(Self { wake, stopping: AtomicBool::new(false), watcher: Mutex::default(), link_changes: Mutex::default() })
     }
 
     pub(super) fn stop(&self) {
@@ -92,6 +94,11 @@ pub(super) fn run(runtime: &Arc<Runtime>) {
 
 fn take_events(runtime: &Arc<Runtime>, index: HcaIndex, hca: &dyn Hca) {
     let events = hca.take_events();
+    let is_link = |event: &&HcaEvent| matches!(event, HcaEvent::PortDown { .. } | HcaEvent::PortActive { .. });
+    let changes = u64::try_from(events.iter().filter(is_link).count()).unwrap_or(u64::MAX);
+    if changes > 0 {
+        *lock(&runtime.devices.link_changes).entry(hca.name().to_owned()).or_default() += changes;
+    }
     if !events.is_empty() {
         runtime.devices.tell_watcher();
     }
@@ -147,6 +154,10 @@ impl Runtime {
         let (sender, receiver) = mpsc::channel(0);
         *lock(&self.devices.watcher) = Some(sender);
         receiver
+    }
+
+    pub(crate) fn link_changes(&self) -> BTreeMap<String, u64> {
+        lock(&self.devices.link_changes).clone()
     }
 
     /// Asks the GPU driver again. Blocks on it.

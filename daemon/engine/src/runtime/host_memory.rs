@@ -17,7 +17,7 @@ const SCRUB_SLICES: usize = 64;
 
 /// One host buffer.
 #[derive(Debug)]
-pub(super) struct HostMemory {
+pub(crate) struct HostMemory {
     /// Never leaves the process.
     own: OwnedFd,
     shared: OwnedFd,
@@ -26,7 +26,7 @@ pub(super) struct HostMemory {
 
 impl HostMemory {
     /// A zeroed buffer. Pages come with the first touch, on the node of who touches them.
-    pub(super) fn allocate(len_bytes: u64) -> Result<Self, Errno> {
+    pub(crate) fn allocate(len_bytes: u64) -> Result<Self, Errno> {
         let own = rustix::fs::memfd_create("gdrd-host", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&own, len_bytes)?;
         add_seals(&own, Seals::SHRINK | Seals::GROW | Seals::SEAL).map_err(|_| Errno::IO)?;
@@ -53,11 +53,11 @@ impl HostMemory {
         self.shared.as_fd()
     }
 
-    pub(super) fn own_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn own_fd(&self) -> BorrowedFd<'_> {
         self.own.as_fd()
     }
 
-    pub(super) fn len_bytes(&self) -> u64 {
+    pub(crate) fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 

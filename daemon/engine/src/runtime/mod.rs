@@ -17,6 +17,7 @@ mod hcas;
 mod host_memory;
 mod jobs;
 mod objects;
+mod probe;
 mod replies;
 mod restart;
 mod sessions;
@@ -44,7 +45,9 @@ use crate::plan::HostPlan;
 use devices::Devices;
 use executor::{Executor, Lane, Priority};
 use hcas::Hcas;
+pub(crate) use host_memory::HostMemory;
 use objects::Objects;
+pub(crate) use objects::possible;
 use replies::Replies;
 pub(crate) use replies::{Answered, Replier};
 use restart::Keeping;
@@ -73,6 +76,8 @@ pub(crate) struct Runtime {
     /// GPUs that an administrator has drained.
     drained: Mutex<BTreeSet<gdrd_hal::GpuUuid>>,
     hcas: Hcas,
+    /// Held by whoever probes.
+    probing: Mutex<()>,
     nodes: BTreeMap<DeviceNumber, gdrd_hal::GpuUuid>,
     plan: Mutex<Arc<HostPlan>>,
     /// What outlives this process, where anything does.
@@ -132,6 +137,7 @@ impl Runtime {
             gpu_facts: hardware.gpu_facts,
             drained: Mutex::default(),
             hcas: Hcas::new(hardware.hcas),
+            probing: Mutex::default(),
             nodes,
             plan: Mutex::new(Arc::new(hardware.plan)),
             keeping: keeper.map(Keeping::new),

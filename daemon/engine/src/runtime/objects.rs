@@ -298,7 +298,7 @@ fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 }
 
 /// Rights that an HCA can give: a provider without atomics refuses to register for them.
-pub(super) fn possible(access: Access, hca: &dyn Hca) -> Access {
+pub(crate) fn possible(access: Access, hca: &dyn Hca) -> Access {
     let atomics = hca.capabilities().atomics != gdrd_hal::AtomicScope::None;
     Access { remote_atomic: access.remote_atomic && atomics, ..access }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gdrd_engine::{AcquireRequest, ErrorKind, LeaseEventKind, LeaseState, MemoryPlace, Viewer};
+use gdrd_engine::{AcquireRequest, ErrorKind, LeaseEventKind, LeaseState, MemoryPlace, ProbeOutcome, Probed, Viewer};
 use gdrd_ring::{Operation, Status};
 use gdrd_sim::{SimHost, SimSpec};
 
@@ -264,6 +264,24 @@ fn an_hca_that_comes_back_is_a_new_device_and_serves_without_a_restart() {
     }
     world.engine.close_session(session, "test");
     world.until("everything to go", || world.stat("gdrd_tenants") == 0);
+}
+
+#[test]
+fn a_probe_tells_proven_from_failed_and_leaves_nothing() {
+    let world = World::new();
+    let admin = Viewer::Peer(peer(0));
+    let refused = world.engine.probe(&Viewer::Peer(peer(1)), "", "").expect_err("no administrator");
+    assert_eq!(refused.reason(), "ADMIN_REQUIRED");
+    let all = world.engine.probe(&admin, "", "").expect("an administrator");
+    assert!(all.iter().all(|probed| matches!(probed.outcome, ProbeOutcome::Proven(_))), "{all:?}");
+    // A host buffer with each of three, GPU0 with its two, GPU1 with its one.
+    assert_eq!(all.len(), 6);
+    world.sim.inject_text("register on mlx5_2: fail eio times 1").expect("a script");
+    let failed = world.engine.probe(&admin, "GPU1", "mlx5_2").expect("an administrator");
+    assert!(matches!(&failed[..], [Probed { outcome: ProbeOutcome::Failed(_), .. }]), "{failed:?}");
+    assert_eq!(world.engine.probe(&admin, "GPU9", "").expect_err("unknown").reason(), "GPU_UNKNOWN");
+    assert_eq!(world.engine.probe(&admin, "", "mlx5_9").expect_err("unknown").reason(), "HCA_UNKNOWN");
+    assert_eq!((world.gpu_used(0), world.gpu_used(1)), (0, 0));
 }
 
 #[test]

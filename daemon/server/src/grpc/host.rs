@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gdrd_engine::Engine;
+use gdrd_engine::{Engine, ProbeOutcome, Probed};
 use gdrd_proto::v1::{self, host_server};
 use tonic::{Code, Request, Response, Status};
 
 use super::caller;
 use crate::admission::Admission;
+use crate::proofs::{PROVEN, proofs};
 use crate::session::version::{DAEMON_VERSION, VERSIONS};
 use crate::status::{of_engine, status};
 use crate::topology::Topology;
@@ -117,6 +118,16 @@ impl host_server::Host for Host {
         Ok(Response::new(v1::GpuMemoryResponse { gpus: gpus.into_iter().map(gpu_memory).collect() }))
     }
 
+    async fn probe(&self, request: Request<v1::ProbeRequest>) -> Result<Response<v1::ProbeResponse>, Status> {
+        let viewer = caller::viewer(&self.engine, &request)?;
+        let v1::ProbeRequest { gpu, hca } = request.into_inner();
+        let engine = self.engine.clone();
+        let done = tokio::task::spawn_blocking(move || engine.probe(&viewer, &gpu, &hca)).await;
+        let probed = done.map_err(|error| bug(&error))?.map_err(|refusal| of_engine(&refusal))?;
+        self.topology.prove(proofs(&probed));
+        Ok(Response::new(v1::ProbeResponse { pairs: probed.into_iter().map(pair).collect() }))
+    }
+
     async fn stats(&self, _request: Request<v1::StatsRequest>) -> Result<Response<v1::StatsResponse>, Status> {
         let mut stats: Vec<v1::Stat> = self.engine.stats().into_iter().map(stat).collect();
         stats.push(gauge("gdrd_grpc_connections", "Open gRPC connections.", self.grpc_connections.total()));
@@ -147,6 +158,25 @@ fn gpu_memory(gpu: gdrd_engine::GpuMemoryUse) -> v1::GpuMemoryUse {
         clean_bytes: gpu.buffers.clean,
         changing_bytes: gpu.buffers.changing,
         driver,
+    }
+}
+
+fn pair(probed: Probed) -> v1::ProbedPair {
+    let Probed { gpu, hca, port_num, outcome } = probed;
+    let (state, reason, figures) = match outcome {
+        ProbeOutcome::Proven(figures) => ("proven", PROVEN.to_owned(), Some(figures)),
+        ProbeOutcome::Failed(reason) => ("failed", reason, None),
+        ProbeOutcome::NotTried(reason) => ("not-tried", reason, None),
+        _ => ("not-tried", "unknown".to_owned(), None),
+    };
+    v1::ProbedPair {
+        gpu,
+        hca,
+        port_num: u32::from(port_num),
+        state: state.to_owned(),
+        reason,
+        gbps: figures.map(|figures| figures.gbps),
+        latency_us: figures.map(|figures| figures.latency_us),
     }
 }
 

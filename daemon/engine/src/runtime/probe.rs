@@ -1,0 +1,99 @@
+//! Probes that an administrator asks for: which pairs, with what memory.
+
+use std::sync::Arc;
+
+use gdrd_hal::{Hca, MemorySource, PortState};
+
+use super::host_memory::HostMemory;
+use super::{Runtime, lock};
+use crate::core::Seen;
+use crate::error::EngineError;
+use crate::plan::PlannedGpu;
+use crate::probe::{PROBED_BYTES, ProbeOutcome, Probed, probe};
+use crate::session::Viewer;
+
+impl Runtime {
+    /// Probes for an administrator, one after the other. Blocks on drivers.
+    pub(crate) fn probe_for(&self, viewer: &Viewer, gpu: &str, hca: &str) -> Result<Vec<Probed>, EngineError> {
+        {
+            let state = self.state();
+            if !matches!(self.seen(&state.core, viewer)?, Seen::All) {
+                return Err(EngineError::NotAdmin { what: "probe" });
+            }
+        }
+        self.probe(gpu, hca)
+    }
+
+    /// Probes, one after the other. Blocks on drivers.
+    pub(crate) fn probe(&self, gpu: &str, hca: &str) -> Result<Vec<Probed>, EngineError> {
+        let gpus = self.gpus_to_probe(gpu)?;
+        let mut hcas: Vec<Arc<dyn Hca>> = self.hcas.all().into_iter().map(|(_, hca)| hca).collect();
+        if !hca.is_empty() {
+            self.state().core.host().find_hca(hca)?;
+            hcas.retain(|known| known.name() == hca);
+        }
+        // Two at a time would measure each other.
+        let _turn = lock(&self.probing);
+        let mut probed = Vec::new();
+        for device in &hcas {
+            let ports = device.ports().unwrap_or_default();
+            let active = ports.iter().filter(|port| port.state == PortState::Active);
+            for port_num in active.map(|port| port.port_num) {
+                let tell = |gpu: &str, outcome| Probed {
+                    gpu: gpu.to_owned(),
+                    hca: device.name().to_owned(),
+                    port_num,
+                    outcome,
+                };
+                if gpu.is_empty() {
+                    probed.push(tell("", probe_host(&**device, port_num)));
+                }
+                // A pair that was named is probed whether or not it is in the plan.
+                let is_named = !gpu.is_empty() && !hca.is_empty();
+                for planned in gpus.iter().filter(|gpu| is_named || gpu.hcas.iter().any(|name| name == device.name())) {
+                    probed.push(tell(&planned.name, self.probe_gpu(&**device, port_num, planned)));
+                }
+            }
+        }
+        Ok(probed)
+    }
+
+    fn gpus_to_probe(&self, gpu: &str) -> Result<Vec<PlannedGpu>, EngineError> {
+        let state = self.state();
+        if state.stopping {
+            return Err(EngineError::ShuttingDown);
+        }
+        let host = state.core.host();
+        if gpu.is_empty() {
+            return Ok(host.gpus.iter().map(|gpu| gpu.planned.clone()).collect());
+        }
+        let index = host.find_gpu(gpu)?;
+        Ok(host.gpu(index).map(|gpu| gpu.planned.clone()).into_iter().collect())
+    }
+
+    fn probe_gpu(&self, hca: &dyn Hca, port_num: u8, gpu: &PlannedGpu) -> ProbeOutcome {
+        let Some(memory) = &self.gpu_memory else {
+            return ProbeOutcome::NotTried("this daemon has no backend for gpu memory".to_owned());
+        };
+        let granularity = memory.capabilities().granularity_bytes.max(1);
+        let len_bytes = PROBED_BYTES.next_multiple_of(granularity);
+        let allocation = match memory.allocate(&gpu.uuid, len_bytes) {
+            Ok(allocation) => allocation,
+            Err(error) => return ProbeOutcome::NotTried(error.to_string()),
+        };
+        match allocation.dma_buf_fd() {
+            Some(fd) => probe(hca, port_num, MemorySource::DmaBuf { fd, offset: 0, len_bytes: PROBED_BYTES }),
+            None => ProbeOutcome::NotTried("the gpu backend exports no dma-buf that an hca could register".to_owned()),
+        }
+    }
+}
+
+fn probe_host(hca: &dyn Hca, port_num: u8) -> ProbeOutcome {
+    match HostMemory::allocate(PROBED_BYTES) {
+        Ok(memory) => {
+            let target = MemorySource::Host { fd: memory.own_fd(), offset: 0, len_bytes: PROBED_BYTES };
+            probe(hca, port_num, target)
+        }
+        Err(errno) => ProbeOutcome::NotTried(format!("host memory: {errno}")),
+    }
+}
