@@ -253,6 +253,13 @@ fn read_script(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
+/// BAR1 of a GPU where it is smaller than its memory, so that it bounds what NICs can reach at a time.
+fn small_bar1(snapshot: &Snapshot, name: &str) -> Option<u64> {
+    let gpu = snapshot.host.gpus.iter().find(|gpu| gpu.name == name)?;
+    let (bar1, memory) = (gpu.bar1_bytes.as_ref()?.value, gpu.memory_bytes.as_ref()?.value);
+    (bar1 < memory).then_some(bar1)
+}
+
 /// What the engine needs of the plan. A GPU without a UUID, as on a host without NVML, goes by its address. Simulated
 /// HCAs, which the topology does not have, are dealt out in turn.
 pub(crate) fn host_plan(topology: &Topology, facts: &[GpuFact], machine: &Machine) -> HostPlan {
@@ -268,6 +275,7 @@ pub(crate) fn host_plan(topology: &Topology, facts: &[GpuFact], machine: &Machin
             uuid,
             bdf,
             numa_node: gpu.numa.map(|numa| u32::from(numa.0)),
+            bar1_bytes: small_bar1(view.snapshot(), &gpu.name),
             hcas: sim_hcas.next().map_or_else(|| gpu.assigned.clone(), |sim| vec![sim.clone()]),
         }
     };

@@ -113,6 +113,49 @@ impl Default for PoolConfig {
     }
 }
 
+/// The registration cache: regions of adopted memory, and of ranges of buffers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Regions of one tenant, held or idle, and slots for them beside those of its buffers. Default 4096.
+    pub max_regions: u32,
+    /// Regions of one tenant that are kept though nobody holds them. Default 1024.
+    pub max_idle_regions: u32,
+    /// Bytes of those. Default 64 GiB.
+    pub max_idle_bytes: u64,
+    /// How long they are kept. Default 60 s.
+    pub idle: Duration,
+    /// Longest gap between two ranges of one call that one region covers, where merging is asked for, bytes. Default
+    /// 64 MiB: registering it costs some tenths of a millisecond, another call to the provider two milliseconds.
+    pub merge_gap_bytes: u64,
+    /// BAR1 of each GPU that regions may keep mapped, bytes; by default what the GPU driver tells, where it does.
+    pub bar1_bytes: Option<u64>,
+    /// Pieces of adopted memory of one session. Default 1024.
+    pub max_memories_per_session: u32,
+    /// Registrations of one session. Default 65,536.
+    pub max_registrations_per_session: u32,
+    /// Ranges of one call. Default 4096.
+    pub max_ranges_per_call: u32,
+    /// Parts that the ranges of one call come to with all HCAs and pieces. Default 32,768.
+    pub max_parts_per_call: u32,
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self {
+            max_regions: 4096,
+            max_idle_regions: 1024,
+            max_idle_bytes: 64 << 30,
+            idle: Duration::from_secs(60),
+            merge_gap_bytes: 64 << 20,
+            bar1_bytes: None,
+            max_memories_per_session: 1024,
+            max_registrations_per_session: 65_536,
+            max_ranges_per_call: 4096,
+            max_parts_per_call: 32_768,
+        }
+    }
+}
+
 /// How long the engine waits for others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timeouts {
@@ -168,6 +211,8 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// Pools.
     pub pool: PoolConfig,
+    /// Registration cache.
+    pub cache: CacheConfig,
     /// Waiting.
     pub timeouts: Timeouts,
     /// Broker threads.
@@ -175,7 +220,8 @@ pub struct EngineConfig {
     /// Most threads for calls that may block on a driver, and as many again, of lower priority, for those that
     /// nobody waits for. Default 8.
     pub executor_threads: u32,
-    /// Most of such calls on one device at a time. Default 2.
+    /// Most of such calls on one device at a time. Default 4: registrations gain from that many, and more slow each
+    /// other.
     pub calls_per_device: u32,
 }
 
@@ -186,15 +232,21 @@ impl Default for EngineConfig {
             gpu_proof: GpuProof::DeviceNode,
             limits: Limits::default(),
             pool: PoolConfig::default(),
+            cache: CacheConfig::default(),
             timeouts: Timeouts::default(),
             broker: BrokerConfig::default(),
             executor_threads: 8,
-            calls_per_device: 2,
+            calls_per_device: 4,
         }
     }
 }
 
 impl EngineConfig {
+    /// Slots of a tenant: those of its buffers, and those of cached regions.
+    pub(crate) fn slots(&self) -> u32 {
+        self.limits.registration_slots + self.cache.max_regions
+    }
+
     /// Checks every value against its range, before any effect.
     ///
     /// # Errors
@@ -212,12 +264,19 @@ impl EngineConfig {
             ("limits.max_list_page", u64::from(limits.max_list_page), 1, 500),
             ("limits.max_watches", u64::from(limits.max_watches), 1, 4096),
             ("limits.watch_queue", u64::from(limits.watch_queue), 1, 65_536),
-            ("limits.registration_slots", u64::from(limits.registration_slots), 16, 65_536),
+            ("limits.registration_slots", u64::from(limits.registration_slots), 16, 32_768),
             ("limits.default_queue_depth", u64::from(limits.default_queue_depth), 1, u64::from(gdrd_ring::MAX_DEPTH)),
             ("limits.max_queue_depth", u64::from(limits.max_queue_depth), 1, u64::from(gdrd_ring::MAX_DEPTH)),
             ("pool.ready_max_per_class", u64::from(self.pool.ready_max_per_class), 0, 4096),
             ("pool.ready_target_per_class", u64::from(self.pool.ready_target_per_class), 0, 4096),
             ("pool.clean_target_per_class", u64::from(self.pool.clean_target_per_class), 0, 4096),
+            ("cache.max_regions", u64::from(self.cache.max_regions), 1, 32_768),
+            ("cache.max_idle_regions", u64::from(self.cache.max_idle_regions), 0, 32_768),
+            ("cache.merge_gap_bytes", self.cache.merge_gap_bytes, 0, 1 << 40),
+            ("cache.max_memories_per_session", u64::from(self.cache.max_memories_per_session), 0, 65_536),
+            ("cache.max_registrations_per_session", u64::from(self.cache.max_registrations_per_session), 0, 1 << 20),
+            ("cache.max_ranges_per_call", u64::from(self.cache.max_ranges_per_call), 1, 4096),
+            ("cache.max_parts_per_call", u64::from(self.cache.max_parts_per_call), 1, 32_768),
             ("executor_threads", u64::from(self.executor_threads), 1, 256),
             ("calls_per_device", u64::from(self.calls_per_device), 1, 64),
             ("broker.threads", u64::from(self.broker.threads), 0, 64),

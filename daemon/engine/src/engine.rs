@@ -14,13 +14,16 @@ use crate::config::EngineConfig;
 use crate::core::{CallId, Input};
 use crate::error::EngineError;
 use crate::gpu_memory::GpuMemoryUse;
-use crate::ids::{DeviceNumber, Generation, LeaseId, QueuePairId, SessionId, Token};
+use crate::ids::{DeviceNumber, Generation, LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId, Token};
 use crate::keep::Continuity;
 use crate::lease::{AcquireRequest, LeaseEvent, LeaseGrant, LeaseInfo, LeasePage, MemoryKind};
 use crate::peer::Peer;
 use crate::plan::HostPlan;
 use crate::probe::Probed;
 use crate::queue_pair::{QueuePairGrant, QueuePairPage, QueuePairRequest};
+use crate::registration::{
+    AdoptRequest, AdoptedMemory, RegisterRequest, RegisteredRange, RegistrationGrant, RegistrationPage,
+};
 use crate::runtime::{Answered, Runtime};
 use crate::session::{SessionOpened, SessionResumed, Viewer};
 use crate::stats::Stat;
@@ -242,6 +245,66 @@ impl Engine {
         self.runtime().watch_leases(viewer)
     }
 
+    /// Takes in memory of a client, so that ranges of it can be registered. Looks at the descriptors, keeps them until the
+    /// memory is given up, and closes what it does not take, which may block: call it where that does no harm.
+    ///
+    /// # Errors
+    /// `NotAdoptable` naming the alternative, `UnknownGpu`, `Limit`, `OutOfDescriptors`, `SessionEnded`, `ShuttingDown`.
+    pub fn adopt(&self, session: SessionId, request: AdoptRequest) -> Result<AdoptedMemory, EngineError> {
+        self.runtime().adopt(session, request)
+    }
+
+    /// Gives up adopted memory, as when it is freed: its registrations end, whoever holds them. The answer comes once no
+    /// HCA reaches it and its descriptors are closed.
+    ///
+    /// # Errors
+    /// `UnknownMemory`, `SessionEnded`.
+    pub fn disown(&self, session: SessionId, memory: MemoryId) -> Call<()> {
+        self.call(done, |call| Input::Disown { call, session, memory })
+    }
+
+    /// Registers ranges of adopted or leased memory, all or none. What is registered already is there at once.
+    ///
+    /// # Errors
+    /// `BadArgument`, `UnknownMemory`, `UnknownLease`, `NotHolder`, `LeaseRevoked`, `LeaseEnding`, `UnknownHca`, `Absent`,
+    /// `Limit`, `HcaExhausted`, `Unsupported`, `DeviceLost`, `Driver`, `SessionEnded`, `ShuttingDown`.
+    pub fn register(&self, session: SessionId, request: RegisterRequest) -> Call<RegistrationGrant> {
+        self.call(registered, |call| Input::Register { call, session, request })
+    }
+
+    /// Ends registrations; gives how many of them were there. One that is not the session's, or ended with its memory,
+    /// counts as done.
+    ///
+    /// # Errors
+    /// `SessionEnded`.
+    pub fn deregister(&self, session: SessionId, registrations: Vec<RegistrationId>) -> Result<u64, EngineError> {
+        match self.runtime().ask(|call| Input::Deregister { call, session, registrations })? {
+            Answered::Deregistered(count) => Ok(count),
+            _ => Err(EngineError::Internal { problem: "a call got another's answer".into() }),
+        }
+    }
+
+    /// A registration of the session, with its keys as they are now.
+    ///
+    /// # Errors
+    /// `UnknownRegistration`, `SessionEnded`.
+    pub fn lookup(&self, session: SessionId, registration: RegistrationId) -> Result<RegisteredRange, EngineError> {
+        self.runtime().lookup(session, registration)
+    }
+
+    /// A page of registrations, from `start` on; rkeys read 0. `page` 0 is the limit.
+    ///
+    /// # Errors
+    /// `SessionEnded`.
+    pub fn list_registrations(
+        &self,
+        viewer: &Viewer,
+        start: Option<RegistrationId>,
+        page: u32,
+    ) -> Result<RegistrationPage, EngineError> {
+        self.runtime().list_registrations(viewer, start, page)
+    }
+
     /// A queue pair in INIT with its ring.
     ///
     /// # Errors
@@ -382,6 +445,13 @@ fn done(answer: Answered) -> Option<()> {
 fn lease(answer: Answered) -> Option<LeaseGrant> {
     match answer {
         Answered::Lease(grant) => Some(grant),
+        _ => None,
+    }
+}
+
+fn registered(answer: Answered) -> Option<RegistrationGrant> {
+    match answer {
+        Answered::Registered(grant) => Some(grant),
         _ => None,
     }
 }

@@ -61,6 +61,27 @@ pub enum EngineError {
         /// As asked for.
         lease: u64,
     },
+    /// The adopted memory is unknown, ended, or another tenant's.
+    #[error("memory {memory} is not known; it was given up or was never yours")]
+    UnknownMemory {
+        /// As asked for.
+        memory: u64,
+    },
+    /// The registration is unknown, ended, or another session's.
+    #[error("registration {registration} is not known; it ended or was never yours")]
+    UnknownRegistration {
+        /// As asked for.
+        registration: u64,
+    },
+    /// The lease ended while a range of it was being registered.
+    #[error("the lease ended while a range of it was being registered")]
+    LeaseEnding,
+    /// Memory that cannot be adopted; the message names what can.
+    #[error("memory cannot be adopted: {problem}")]
+    NotAdoptable {
+        /// What it is, and the alternative.
+        problem: String,
+    },
     /// The queue pair is unknown, destroyed, or another tenant's.
     #[error("queue pair {queue_pair} is not known; it ended or was never yours")]
     UnknownQueuePair {
@@ -232,10 +253,12 @@ impl EngineError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::BadArgument { .. } | Self::NotAGpu { .. } => ErrorKind::InvalidArgument,
+            Self::BadArgument { .. } | Self::NotAGpu { .. } | Self::NotAdoptable { .. } => ErrorKind::InvalidArgument,
             Self::UnknownGpu { .. }
             | Self::UnknownHca { .. }
             | Self::UnknownLease { .. }
+            | Self::UnknownMemory { .. }
+            | Self::UnknownRegistration { .. }
             | Self::UnknownQueuePair { .. } => ErrorKind::NotFound,
             Self::SessionEnded | Self::BadToken => ErrorKind::Unauthenticated,
             Self::NotAllowed { .. } | Self::OpaquePeer { .. } | Self::NotAdmin { .. } | Self::GpuNotProven { .. } => {
@@ -255,7 +278,7 @@ impl EngineError {
             | Self::DeviceLost { .. }
             | Self::Driver { .. }
             | Self::ShuttingDown => ErrorKind::Unavailable,
-            Self::StaleGeneration { .. } | Self::Cancelled => ErrorKind::Aborted,
+            Self::StaleGeneration { .. } | Self::LeaseEnding | Self::Cancelled => ErrorKind::Aborted,
             Self::Internal { .. } => ErrorKind::Internal,
         }
     }
@@ -268,6 +291,10 @@ impl EngineError {
             Self::UnknownGpu { .. } => "GPU_UNKNOWN",
             Self::UnknownHca { .. } => "HCA_UNKNOWN",
             Self::UnknownLease { .. } => "LEASE_UNKNOWN",
+            Self::UnknownMemory { .. } => "MEMORY_UNKNOWN",
+            Self::UnknownRegistration { .. } => "REGISTRATION_UNKNOWN",
+            Self::LeaseEnding => "LEASE_ENDING",
+            Self::NotAdoptable { .. } => "MEMORY_NOT_ADOPTABLE",
             Self::UnknownQueuePair { .. } => "QUEUE_PAIR_UNKNOWN",
             Self::SessionEnded => "SESSION_ENDED",
             Self::BadToken => "SESSION_TOKEN_INVALID",

@@ -36,6 +36,16 @@ number!(
     u64
 );
 number!(
+    /// Memory that a client brought along.
+    MemoryId,
+    u64
+);
+number!(
+    /// One registration of a range.
+    RegistrationId,
+    u64
+);
+number!(
     /// Makes stale use visible: of a lease, or of a registration. Only grows.
     Generation,
     u64

@@ -26,6 +26,7 @@ mod plan;
 mod policy;
 mod probe;
 mod queue_pair;
+mod registration;
 mod runtime;
 mod session;
 mod stats;
@@ -34,11 +35,13 @@ mod stats;
 pub use gdrd_hal::{Access, Endpoint, Gid, GpuUuid, LinkLayer, QueuePairState, QueuePairType};
 
 pub use call::{Call, Undo};
-pub use config::{BrokerConfig, EngineConfig, GpuProof, Limits, NumaCpus, PoolConfig, Timeouts};
+pub use config::{BrokerConfig, CacheConfig, EngineConfig, GpuProof, Limits, NumaCpus, PoolConfig, Timeouts};
 pub use engine::{Engine, Hardware};
 pub use error::{EngineError, ErrorKind};
 pub use gpu_memory::{BufferBytes, GpuMemoryUse};
-pub use ids::{DeviceNumber, Generation, LeaseId, QueuePairId, RemoteKey, SessionId, SlotId, Token};
+pub use ids::{
+    DeviceNumber, Generation, LeaseId, MemoryId, QueuePairId, RegistrationId, RemoteKey, SessionId, SlotId, Token,
+};
 pub use keep::{Continuity, Keeper, Name, NotAName, Watch};
 pub use lease::{
     AcquireRequest, LeaseEvent, LeaseEventKind, LeaseGrant, LeaseInfo, LeasePage, LeaseState, MemoryKind, MemoryPlace,
@@ -49,5 +52,9 @@ pub use plan::{HostPlan, PlannedGpu};
 pub use policy::{Policy, Prewarm, Quota, Rule, Subject, Traffic};
 pub use probe::{ProbeFigures, ProbeOutcome, Probed};
 pub use queue_pair::{QueuePairGrant, QueuePairInfo, QueuePairPage, QueuePairRequest};
+pub use registration::{
+    AdoptRequest, AdoptedKind, AdoptedMemory, MemoryRef, Merging, RangeRequest, RegisterRequest, RegisteredPart,
+    RegisteredRange, RegistrationGrant, RegistrationPage,
+};
 pub use session::{SessionEvent, SessionOpened, SessionResumed, Viewer};
 pub use stats::Stat;

@@ -17,6 +17,8 @@ pub struct PlannedGpu {
     pub numa_node: Option<u32>,
     /// HCAs assigned to it, best first.
     pub hcas: Vec<String>,
+    /// Its BAR1, bytes, where known and smaller than its memory: what registrations can keep mapped at a time.
+    pub bar1_bytes: Option<u64>,
 }
 
 /// The pairing of a host's GPUs.

@@ -67,6 +67,13 @@ pub trait GpuMemory: Send + Sync {
     fn import(&self, gpu: &GpuUuid, len_bytes: u64, kept: KeptMemory)
     -> Result<Box<dyn GpuAllocation>, GpuMemoryError>;
 
+    /// Whether a descriptor of a memfd is device memory that HCAs take for a dma-buf, as on a simulated host. A real
+    /// dma-buf is known by its name, and this is not asked.
+    fn is_device_memory(&self, fd: BorrowedFd<'_>) -> bool {
+        let _ = fd;
+        false
+    }
+
     /// Lets go of the device: ends what holds its files open, and refuses calls as `Lost` until [`GpuMemory::resume`].
     /// Allocations stay with their fds. A backend that holds nothing does nothing.
     ///

@@ -3,6 +3,7 @@
 use gdrd_engine::{Quota, Traffic};
 use serde::{Deserialize, Serialize};
 
+use super::cache::CacheKeys;
 use super::tables::{BrokerKeys, ExecutorKeys, GpuKeys, LimitKeys, PoolKeys, ServerKeys};
 use super::topology::TopologyKeys;
 use super::verbs::VerbsKeys;
@@ -18,6 +19,7 @@ pub(crate) struct Config {
     pub(crate) policy: PolicyKeys,
     pub(crate) limits: LimitKeys,
     pub(crate) pool: PoolKeys,
+    pub(crate) cache: CacheKeys,
     pub(crate) broker: BrokerKeys,
     pub(crate) executor: ExecutorKeys,
     pub(crate) gpu: GpuKeys,

@@ -3,6 +3,7 @@
 //! Role: from text to a [`Config`] whose every value is within its range. Unknown keys are refused, units are in the
 //! key names, and an error names key, value and what is allowed. Must not know: sockets, hardware, the environment.
 
+mod cache;
 mod file;
 mod range;
 mod tables;
@@ -112,6 +113,7 @@ impl Config {
         let mut ranges = Ranges::default();
         self.limits.check(&mut ranges);
         self.pool.check(&mut ranges);
+        self.cache.check(&mut ranges);
         self.broker.check(&mut ranges);
         self.executor.check(&mut ranges);
         self.gpu.check(&mut ranges);
@@ -133,6 +135,7 @@ impl Config {
             gpu_proof: self.gpu_proof.map_or(default_proof, GpuProof::from),
             limits: self.limits.settings(),
             pool: self.pool.settings(),
+            cache: self.cache.settings(),
             timeouts: self.executor.timeouts(),
             broker: self.broker.settings(),
             executor_threads: self.executor.threads,

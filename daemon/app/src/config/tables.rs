@@ -72,7 +72,7 @@ impl LimitKeys {
         ranges.within("limits.max_list_page", self.max_list_page.into(), 1, 500);
         ranges.within("limits.max_watches", self.max_watches.into(), 1, 4096);
         ranges.within("limits.watch_queue", self.watch_queue.into(), 1, 65_536);
-        ranges.within("limits.registration_slots", self.registration_slots.into(), 16, 65_536);
+        ranges.within("limits.registration_slots", self.registration_slots.into(), 16, 32_768);
         ranges.within("limits.default_queue_depth", self.default_queue_depth.into(), 1, 4096);
         ranges.within("limits.max_queue_depth", self.max_queue_depth.into(), 1, 32_768);
         ranges.power_of_two("limits.registration_slots", self.registration_slots);

@@ -92,7 +92,8 @@ impl GpuCore {
     fn admit(&self, fabric: &Fabric, name: &'static str, call: Call, len_bytes: u64) -> Result<(), GpuMemoryError> {
         self.check_present()?;
         match fabric.faults.on_call(call, &self.spec.uuid.0) {
-            None => Ok(()),
+            // Only registrations have a cost, and they are an HCA's.
+            None | Some(Effect::Cost { .. }) => Ok(()),
             Some(Effect::Delay(delay)) => {
                 std::thread::sleep(delay);
                 self.check_present()
@@ -140,6 +141,10 @@ impl SimGpuMemory {
 impl GpuMemory for SimGpuMemory {
     fn capabilities(&self) -> GpuMemoryCapabilities {
         GpuMemoryCapabilities { granularity_bytes: GRANULARITY_BYTES, dma_buf: self.dma_buf }
+    }
+
+    fn is_device_memory(&self, fd: BorrowedFd<'_>) -> bool {
+        self.dma_buf && crate::memory::has_gpu_memory_name(fd).unwrap_or(false)
     }
 
     fn usage(&self, gpu: &GpuUuid) -> Result<GpuMemoryUsage, GpuMemoryError> {

@@ -89,13 +89,17 @@ fn is_gpu_memory(hca: &HcaCore, fd: BorrowedFd<'_>) -> Result<bool, HcaError> {
     if hca.fabric.gpu_copies.as_ref().is_some_and(|copies| copies.find(fd).is_some()) {
         return Ok(true);
     }
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let link = std::fs::read_link(&path).map_err(|error| HcaError::Driver {
+    has_gpu_memory_name(fd).map_err(|error| HcaError::Driver {
         hca: hca.name.clone(),
         call: CALL,
         errno: error.raw_os_error().unwrap_or(0),
-        reason: format!("{path}: {error}"),
-    })?;
+        reason: format!("name of fd {}: {error}", fd.as_raw_fd()),
+    })
+}
+
+/// Whether a descriptor is a memfd that stands for GPU memory.
+pub(crate) fn has_gpu_memory_name(fd: BorrowedFd<'_>) -> std::io::Result<bool> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     let name = link.to_str().and_then(|link| link.strip_prefix("/memfd:"));
     Ok(name.is_some_and(|name| name.starts_with(GPU_MEMORY_NAME)))
 }

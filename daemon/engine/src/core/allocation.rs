@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::pool::PoolKey;
+use super::region::Source;
+use super::shortage::{Awaited, Starved};
 use super::{AllocationId, Core, Deadline, Effect, Failure, FailureKind, HcaIndex, Job, Place, TenantId};
+use crate::error::EngineError;
 use crate::ids::{Generation, LeaseId, SlotId};
 use crate::keep::Name;
 
@@ -61,12 +64,14 @@ pub(crate) struct Allocation {
     pub(super) retried: bool,
     pub(crate) lease: Option<LeaseId>,
     pub(crate) registrations: Vec<RegistrationState>,
+    /// Cached regions of ranges of it, in whatever stage.
+    pub(crate) regions: u32,
     /// Under which its memory and its dma-buf are kept, from its first registration on.
     pub(crate) names: Option<[Name; 2]>,
     /// When it became ready.
     pub(crate) since: u64,
-    /// When requests on its retired slots are given up.
-    drain_at: u64,
+    /// When requests on its retired slots are given up, while there may be any.
+    drain_at: Option<u64>,
 }
 
 impl Allocation {
@@ -81,9 +86,10 @@ impl Allocation {
             retried: false,
             lease: None,
             registrations: Vec::new(),
+            regions: 0,
             names: None,
             since: 0,
-            drain_at: 0,
+            drain_at: None,
         }
     }
 
@@ -224,12 +230,20 @@ impl Core {
     }
 
     pub(super) fn quiesced(&mut self, id: AllocationId) {
-        let Some(allocation) = self.allocations.get(&id).filter(|a| a.stage == Stage::Quiescing) else {
+        let Some(allocation) = self.allocations.get_mut(&id).filter(|a| a.stage == Stage::Quiescing) else {
             return self.unexpected();
         };
-        let overdue = allocation.drain_at;
+        let Some(overdue) = allocation.drain_at.take() else { return self.unexpected() };
         self.deadlines.remove(&(overdue, Deadline::Drain(id)));
-        self.start_deregistering(id);
+        self.deregister_if_quiet(id);
+    }
+
+    /// Goes on once neither a request nor a cached region of its memory is left.
+    pub(super) fn deregister_if_quiet(&mut self, id: AllocationId) {
+        let quiet = |a: &&Allocation| a.stage == Stage::Quiescing && a.drain_at.is_none() && a.regions == 0;
+        if self.allocations.get(&id).filter(quiet).is_some() {
+            self.start_deregistering(id);
+        }
     }
 
     pub(super) fn drain_overdue(&mut self, id: AllocationId) {
@@ -256,7 +270,10 @@ impl Core {
         self.effect(Effect::Retire { tenant: owner.tenant, slots: retired });
         let overdue = self.at(drain_ns, Deadline::Drain(id));
         if let Some(allocation) = self.allocations.get_mut(&id) {
-            allocation.drain_at = overdue;
+            allocation.drain_at = Some(overdue);
+            if allocation.regions > 0 {
+                self.end_source(Source::Leased(id), &EngineError::LeaseEnding);
+            }
         }
         self.effect(Effect::Quiesce { tenant: owner.tenant, allocation: id, slots });
     }
@@ -347,8 +364,8 @@ impl Core {
     }
 
     pub(super) fn after_freed(&mut self, id: AllocationId, tenant: Option<TenantId>) {
-        self.starved.remove(&id);
-        self.retry_starved(id);
+        self.starved.remove(&Starved::Allocation(id));
+        self.retry_starved(Awaited::Allocation(id));
         if let Some(tenant) = tenant {
             self.feed(tenant);
             self.settle_tenant(tenant);
@@ -378,7 +395,7 @@ impl Core {
             }
             // Nothing is being done to it, so no result would free it.
             Stage::Starved => {
-                self.starved.remove(&id);
+                self.starved.remove(&Starved::Allocation(id));
                 self.uncount(id);
                 let has_memory = !allocation_is_empty(self.allocations.get(&id));
                 self.release_slots(id);

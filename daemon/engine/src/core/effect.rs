@@ -1,14 +1,16 @@
 //! What the state machine wants done.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use gdrd_hal::{Access, Endpoint, QueuePairType};
 
 use super::host::{HcaIndex, Place};
-use super::input::{AllocationId, CallId, GrantId, TenantId};
+use super::input::{AllocationId, CallId, GrantId, RegionId, TenantId};
 use super::record::Record;
+use super::region::Source;
 use crate::error::EngineError;
-use crate::ids::{Generation, LeaseId, QueuePairId, SessionId, SlotId};
+use crate::ids::{Generation, LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId, SlotId};
 use crate::keep::Name;
 use crate::lease::LeaseInfo;
 use crate::session::SessionEvent;
@@ -30,6 +32,10 @@ pub(crate) enum Answer {
     Session(SessionId, TenantId),
     Granted(Box<Grant>),
     QueuePair(QueuePairId),
+    Adopted(MemoryId),
+    Registered(Vec<RegistrationId>),
+    /// How many of those named were there.
+    Deregistered(u64),
 }
 
 /// What happened to a lease, for watchers.
@@ -80,6 +86,19 @@ pub(crate) enum Job {
         new: NewQueuePair,
         keep: Option<Name>,
     },
+    /// One region of a range of memory, in the tenant's PD.
+    RegisterRegion {
+        region: RegionId,
+        tenant: TenantId,
+        source: Source,
+        hca: HcaIndex,
+        range: Range<u64>,
+        access: Access,
+    },
+    /// Ends a region.
+    DeregisterRegion { region: RegionId },
+    /// Lets go of adopted memory.
+    CloseMemory { memory: MemoryId },
     /// To RTS.
     ConnectQueuePair { queue_pair: QueuePairId, hca: HcaIndex, remote: Endpoint },
     /// To ERR, drained, detached, destroyed.
@@ -107,6 +126,10 @@ pub(crate) enum Effect {
     Quiesce { tenant: TenantId, allocation: AllocationId, slots: Vec<SlotId> },
     /// The HCA is gone, and nothing will be made on it any more.
     ForgetHca { hca: HcaIndex },
+    /// Opens a region's slot for requests, at this generation.
+    PublishRegion { tenant: TenantId, region: RegionId, slot: SlotId, generation: Generation },
+    /// Tells `RegionQuiesced` once no admitted request uses the retired slot.
+    QuiesceRegion { tenant: TenantId, region: RegionId, slot: SlotId },
     /// Queue pairs with requests on the slots go to ERR, so that they quiesce.
     FlushUsers { tenant: TenantId, slots: Vec<SlotId> },
     /// Once the retired slot is quiet, ends that one registration; tells `Shed`.

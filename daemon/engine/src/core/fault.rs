@@ -13,6 +13,9 @@ impl Core {
         if self.waiting.contains_key(&call) {
             return self.stop_waiting(call, EngineError::Cancelled);
         }
+        if self.cancel_batch(call) {
+            return;
+        }
         // A queue pair being made for it is destroyed when it is there; other calls end by themselves.
         let making: Option<QueuePairId> =
             self.queue_pairs.iter().find(|(_, entry)| entry.is_made_for(call)).map(|(id, _)| *id);
@@ -67,6 +70,7 @@ impl Core {
                 None => self.give_up(allocation),
             }
         }
+        self.lose_regions(index);
         let queue_pairs: Vec<QueuePairId> =
             self.queue_pairs.iter().filter(|(_, entry)| entry.hca == index).map(|(id, _)| *id).collect();
         for queue_pair in queue_pairs {

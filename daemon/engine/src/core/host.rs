@@ -161,22 +161,23 @@ impl Host {
             }
             MemoryPlace::Host { near_gpu: None } => (Place::Host(None), None, HOST_GRANULARITY_BYTES),
         };
-        let hcas = self.hcas_for(request, paired, max_hcas)?;
+        let hcas = self.named_or_paired(&request.hcas, paired, max_hcas)?;
         for hca in hcas.iter() {
             self.usable_hca(*hca)?;
         }
         Ok(Resolved { place, hcas, granularity_bytes })
     }
 
-    fn hcas_for(
+    /// The HCAs of these names, or those that the GPU is paired with where there is none.
+    pub(crate) fn named_or_paired(
         &self,
-        request: &AcquireRequest,
+        names: &[String],
         paired: Option<GpuIndex>,
         max_hcas: u32,
     ) -> Result<Arc<[HcaIndex]>, EngineError> {
-        if request.hcas.is_empty() {
+        if names.is_empty() {
             let Some(gpu) = paired.and_then(|gpu| self.gpu(gpu)) else {
-                let problem = "empty; host memory that is near no gpu needs at least one".to_owned();
+                let problem = "empty; memory that is of no gpu and near none needs at least one".to_owned();
                 return Err(EngineError::BadArgument { what: "hcas", problem });
             };
             if gpu.hcas.is_empty() {
@@ -185,12 +186,12 @@ impl Host {
             }
             return Ok(Arc::clone(&gpu.hcas));
         }
-        if request.hcas.len() > max_hcas as usize {
-            let problem = format!("{} named, at most {max_hcas} are allowed", request.hcas.len());
+        if names.len() > max_hcas as usize {
+            let problem = format!("{} named, at most {max_hcas} are allowed", names.len());
             return Err(EngineError::BadArgument { what: "hcas", problem });
         }
-        let mut hcas = Vec::with_capacity(request.hcas.len());
-        for name in &request.hcas {
+        let mut hcas = Vec::with_capacity(names.len());
+        for name in names {
             let hca = self.find_hca(name)?;
             // Named twice is registered once.
             if !hcas.contains(&hca) {

@@ -6,14 +6,16 @@ use std::time::Duration;
 use gdrd_hal::Endpoint;
 use serde::{Deserialize, Serialize};
 
+use super::adopted::NewMemory;
 use super::host::HcaIndex;
 use super::restore::Restored;
-use crate::ids::{Generation, LeaseId, QueuePairId, SessionId, SlotId, TokenDigest};
+use crate::ids::{Generation, LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId, SlotId, TokenDigest};
 use crate::lease::AcquireRequest;
 use crate::peer::TenantKey;
 use crate::plan::HostPlan;
 use crate::policy::Quota;
 use crate::queue_pair::QueuePairRequest;
+use crate::registration::RegisterRequest;
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $inner:ty) => {
@@ -31,6 +33,16 @@ id!(
 id!(
     /// One piece of memory.
     AllocationId,
+    u64
+);
+id!(
+    /// One memory region of the registration cache.
+    RegionId,
+    u64
+);
+id!(
+    /// One call to register, until it is answered.
+    BatchId,
     u64
 );
 id!(
@@ -130,7 +142,25 @@ pub(crate) enum Input {
     DestroyQueuePair { call: CallId, session: SessionId, queue_pair: QueuePairId },
     /// A new queue pair was not taken.
     UndoQueuePair { queue_pair: QueuePairId },
+    /// Answered `Adopted`.
+    Adopt { call: CallId, session: SessionId, memory: NewMemory },
+    /// Answered `Done` once no HCA reaches the memory and it is let go of.
+    Disown { call: CallId, session: SessionId, memory: MemoryId },
+    /// Answered `Registered`, at once or later.
+    Register { call: CallId, session: SessionId, request: RegisterRequest },
+    /// Answered `Deregistered`.
+    Deregister { call: CallId, session: SessionId, registrations: Vec<RegistrationId> },
+    /// An answer to `Register` was not taken.
+    UndoRegistrations { registrations: Vec<RegistrationId> },
 
+    /// Result of `Job::RegisterRegion`: the region's wire address, and how long the driver took.
+    RegionRegistered { region: RegionId, result: Result<u64, Failure>, cost_ns: u64 },
+    /// Result of `Effect::QuiesceRegion`.
+    RegionQuiesced { region: RegionId },
+    /// Result of `Job::DeregisterRegion`; it is gone either way.
+    RegionDeregistered { region: RegionId, result: Result<(), Failure> },
+    /// Result of `Job::CloseMemory`.
+    MemoryClosed { memory: MemoryId },
     /// Result of `Job::Allocate`.
     Allocated { allocation: AllocationId, result: Result<(), Failure> },
     /// Result of `Job::Register`: the wire address of each registration, in the job's order; or none was made.

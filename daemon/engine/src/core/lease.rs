@@ -218,7 +218,7 @@ impl Core {
     }
 
     /// The lease, if the session holds it.
-    fn held_lease(&self, session: SessionId, id: LeaseId) -> Result<&Lease, EngineError> {
+    pub(super) fn held_lease(&self, session: SessionId, id: LeaseId) -> Result<&Lease, EngineError> {
         let tenant = self.session(session)?.tenant;
         let lease = self.lease_of(tenant, id)?;
         match lease.holders.contains_key(&session) {

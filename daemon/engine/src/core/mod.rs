@@ -19,7 +19,9 @@
 //!
 //! Must not know: clocks, threads, descriptors, hardware objects, randomness, keys of registrations.
 
+mod adopted;
 mod allocation;
+mod costs;
 mod effect;
 mod fault;
 mod host;
@@ -28,7 +30,11 @@ mod journaling;
 mod lease;
 mod pool;
 mod queue_pair;
+mod ranges;
 mod record;
+mod region;
+mod region_life;
+mod registration;
 mod restore;
 mod session;
 mod shortage;
@@ -41,28 +47,36 @@ mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub(crate) use adopted::NewMemory;
 pub(crate) use allocation::RegistrationState;
 pub(crate) use effect::{Answer, Change, Effect, Grant, Job, NewQueuePair};
 pub(crate) use host::{HcaIndex, Host, Place};
 pub(crate) use input::{
-    AllocationId, CallId, Failure, FailureKind, GpuIndex, GrantId, Input, NewSession, TenantId, WarmUp,
+    AllocationId, BatchId, CallId, Failure, FailureKind, GpuIndex, GrantId, Input, NewSession, RegionId, TenantId,
+    WarmUp,
 };
 
 pub(crate) use record::{Journaled, LeaseRecord, PlaceRecord, QueuePairRecord, Record, SessionRecord, TenantRecord};
+pub(crate) use region::Source;
 pub(crate) use restore::Restored;
 pub(crate) use view::Seen;
 
-use crate::config::{EngineConfig, GpuProof, Limits, PoolConfig};
+use crate::config::{CacheConfig, EngineConfig, GpuProof, Limits, PoolConfig};
 use crate::error::EngineError;
-use crate::ids::{Generation, LeaseId, QueuePairId, SessionId};
+use crate::ids::{Generation, LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId};
 use crate::peer::TenantKey;
 
+use adopted::Adopted;
 use allocation::Allocation;
+use costs::Costs;
 use journaling::Journaling;
 use lease::Lease;
 use pool::CleanPool;
 use queue_pair::QueuePair;
+use region::Regions;
+use registration::{Batch, Registration};
 use session::Session;
+use shortage::{Awaited, Starved};
 use stats::Counters;
 use tenant::Tenant;
 
@@ -71,6 +85,9 @@ use tenant::Tenant;
 pub(crate) struct Settings {
     limits: Limits,
     pool: PoolConfig,
+    cache: CacheConfig,
+    /// Of a tenant: those of its buffers, and those of cached regions.
+    slots: u32,
     gpu_proof: GpuProof,
     drain_ns: u64,
     /// Whether what must outlive the daemon is written down and kept.
@@ -82,6 +99,8 @@ impl Settings {
         Self {
             limits: config.limits.clone(),
             pool: config.pool.clone(),
+            cache: config.cache.clone(),
+            slots: config.slots(),
             gpu_proof: config.gpu_proof,
             drain_ns: nanos(config.timeouts.drain),
             journal: false,
@@ -110,6 +129,10 @@ enum Deadline {
     Ready(TenantId, std::sync::Arc<pool::PoolKey>),
     /// A clean pool may have been idle for long.
     Clean(GpuIndex, u64),
+    /// Requests on an ended region have had time enough.
+    DrainRegion(RegionId),
+    /// A tenant's cached regions may have been idle for long.
+    IdleRegions(TenantId),
 }
 
 /// The state machine.
@@ -126,8 +149,20 @@ pub(crate) struct Core {
     clean: BTreeMap<(GpuIndex, u64), CleanPool>,
     /// Acquires that wait, with the pool they wait at.
     waiting: BTreeMap<CallId, (TenantId, std::sync::Arc<pool::PoolKey>)>,
-    /// Allocations that wait for others to be freed before they are tried once more.
-    starved: BTreeMap<AllocationId, BTreeSet<AllocationId>>,
+    /// What waits for others to be gone before it is tried once more.
+    starved: BTreeMap<Starved, BTreeSet<Awaited>>,
+    adopted: BTreeMap<MemoryId, Adopted>,
+    regions: Regions,
+    registrations: BTreeMap<RegistrationId, Registration>,
+    /// Registrations of each memory that has any.
+    by_source: BTreeMap<Source, BTreeSet<RegistrationId>>,
+    /// Calls to register that wait for regions.
+    batches: BTreeMap<BatchId, Batch>,
+    /// Calls to disown that wait.
+    disowning: u32,
+    /// Orders idle regions by when they were let go of.
+    idle_clock: u64,
+    costs: Costs,
     deadlines: BTreeSet<(u64, Deadline)>,
     /// The last number given to anything; numbers are never used again.
     last_number: u64,
@@ -156,6 +191,14 @@ impl Core {
             clean: BTreeMap::new(),
             waiting: BTreeMap::new(),
             starved: BTreeMap::new(),
+            adopted: BTreeMap::new(),
+            regions: Regions::default(),
+            registrations: BTreeMap::new(),
+            by_source: BTreeMap::new(),
+            batches: BTreeMap::new(),
+            disowning: 0,
+            idle_clock: 0,
+            costs: Costs::default(),
             deadlines: BTreeSet::new(),
             last_number: 0,
             journaling,
@@ -197,6 +240,17 @@ impl Core {
                 self.destroy_queue_pair(call, session, queue_pair);
             }
             Input::UndoQueuePair { queue_pair } => self.undo_queue_pair(queue_pair),
+            Input::Adopt { call, session, memory } => self.adopt(call, session, &memory),
+            Input::Disown { call, session, memory } => self.disown(call, session, memory),
+            Input::Register { call, session, request } => self.register_ranges(call, session, &request),
+            Input::Deregister { call, session, registrations } => {
+                self.deregister_ranges(call, session, &registrations);
+            }
+            Input::UndoRegistrations { registrations } => self.undo_registrations(registrations),
+            Input::RegionRegistered { region, result, cost_ns } => self.region_registered(region, result, cost_ns),
+            Input::RegionQuiesced { region } => self.region_quiesced(region),
+            Input::RegionDeregistered { region, result } => self.region_deregistered(region, result),
+            Input::MemoryClosed { memory } => self.memory_closed(memory),
             Input::Allocated { allocation, result } => self.allocated(allocation, result),
             Input::Registered { allocation, result } => self.registered(allocation, result),
             Input::Quiesced { allocation } => self.quiesced(allocation),
@@ -229,7 +283,7 @@ impl Core {
 
     /// Whether some acquire waits for buffers that are on their way.
     pub(crate) fn is_awaited(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() || !self.batches.is_empty() || self.disowning > 0
     }
 
     /// Whether nothing of any tenant is left.
@@ -238,6 +292,8 @@ impl Core {
             && self.tenants.is_empty()
             && self.allocations.is_empty()
             && self.queue_pairs.is_empty()
+            && self.adopted.is_empty()
+            && self.regions.is_empty()
     }
 
     fn time(&mut self) {
@@ -251,6 +307,8 @@ impl Core {
                 Deadline::Drain(allocation) => self.drain_overdue(allocation),
                 Deadline::Ready(tenant, key) => self.ready_pool_idle(tenant, &key),
                 Deadline::Clean(gpu, len_bytes) => self.clean_pool_idle(gpu, len_bytes),
+                Deadline::DrainRegion(region) => self.region_drain_overdue(region),
+                Deadline::IdleRegions(tenant) => self.regions_idle(tenant),
             }
         }
     }

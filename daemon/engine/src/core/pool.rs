@@ -256,12 +256,11 @@ impl Core {
     }
 
     /// Gives up ready buffers of the tenant, the longest unused first, until there is room or none is left.
-    fn give_up_oldest_of(&mut self, tenant: TenantId, len_bytes: u64, registrations: u32) {
+    pub(super) fn give_up_oldest_of(&mut self, tenant: TenantId, len_bytes: u64, registrations: u32) {
         let slots = self.settings.limits.registration_slots;
         let Some(entry) = self.tenants.get(&tenant) else { return };
-        let over_bytes = (entry.owned_bytes + len_bytes).saturating_sub(entry.quota.max_bytes);
-        let taken = u32::try_from(entry.slots.taken()).unwrap_or(u32::MAX);
-        let over_slots = (taken + registrations).saturating_sub(entry.max_registrations(slots));
+        let over_bytes = (entry.owned_bytes + entry.adopted_bytes + len_bytes).saturating_sub(entry.quota.max_bytes);
+        let over_slots = (entry.lease_slots() + registrations).saturating_sub(entry.max_registrations(slots));
         // What is already on its way out counts first.
         let (mut bytes, mut freed_slots) = (0, 0);
         for allocation in self.allocations.values().filter(|a| a.is_leaving() && a.is_of(tenant)) {

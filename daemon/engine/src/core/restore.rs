@@ -66,8 +66,8 @@ impl Core {
             max_queue_pairs: record.max_queue_pairs,
             max_sessions: record.max_sessions,
         };
-        let mut tenant = Tenant::new(key.clone(), quota, self.settings.limits.registration_slots);
-        tenant.slots = Slots::restored(self.settings.limits.registration_slots, generations);
+        let mut tenant = Tenant::new(key.clone(), quota, self.settings.slots);
+        tenant.slots = Slots::restored(self.settings.slots, generations);
         tenant.page = Some(record.page);
         self.journaling.names.insert(record.page);
         self.tenants.insert(record.id, tenant);

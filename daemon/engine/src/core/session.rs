@@ -11,7 +11,7 @@ use super::record::Record;
 use super::{Answer, CallId, Core, Effect, GpuIndex, NewSession, Place, TenantId, WarmUp, host};
 use crate::config::GpuProof;
 use crate::error::EngineError;
-use crate::ids::{LeaseId, QueuePairId, SessionId, TokenDigest};
+use crate::ids::{LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId, TokenDigest};
 use crate::keep::Name;
 use crate::session::SessionEvent;
 
@@ -24,6 +24,8 @@ pub(crate) struct Session {
     pub(crate) holds: BTreeSet<LeaseId>,
     pub(crate) queue_pairs: BTreeSet<QueuePairId>,
     pub(crate) waiting: BTreeSet<CallId>,
+    pub(crate) memories: BTreeSet<MemoryId>,
+    pub(crate) registrations: BTreeSet<RegistrationId>,
     /// By which its token is known.
     pub(super) token: TokenDigest,
     /// Under which its socket is kept.
@@ -41,6 +43,8 @@ impl Session {
             holds: BTreeSet::new(),
             queue_pairs: BTreeSet::new(),
             waiting: BTreeSet::new(),
+            memories: BTreeSet::new(),
+            registrations: BTreeSet::new(),
             token,
             socket,
             closing: false,
@@ -106,7 +110,7 @@ impl Core {
             return Err(EngineError::Limit { reason, what, whom, limit, used, asked: KEPT_PER_OBJECT });
         }
         let limit = u64::from(self.settings.limits.max_descriptors);
-        let objects = self.allocations.len() + self.queue_pairs.len() + self.sessions.len();
+        let objects = self.allocations.len() + self.queue_pairs.len() + self.sessions.len() + self.adopted.len();
         let (used, asked) = (objects as u64 * DESCRIPTORS_PER_OBJECT, DESCRIPTORS_PER_OBJECT);
         if used + asked <= limit {
             return Ok(());
@@ -195,6 +199,10 @@ impl Core {
         let Some(session) = self.sessions.remove(&id) else { return };
         if let Some(tenant) = self.tenants.get_mut(&session.tenant) {
             tenant.sessions -= 1;
+        }
+        self.end_registrations(session.registrations);
+        for memory in session.memories {
+            self.end_memory(memory);
         }
         for lease in &session.holds {
             self.drop_hold(*lease, id, "SESSION_ENDED");

@@ -3,8 +3,22 @@
 use std::collections::BTreeSet;
 
 use super::allocation::{Owner, Stage};
-use super::{AllocationId, Core, Effect, Failure, FailureKind, Job, Place};
+use super::{AllocationId, Core, Effect, Failure, FailureKind, Job, Place, RegionId};
 use crate::error::EngineError;
+
+/// What waits until others have made room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Starved {
+    Allocation(AllocationId),
+    Region(RegionId),
+}
+
+/// What makes room by its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Awaited {
+    Allocation(AllocationId),
+    Region(RegionId),
+}
 
 impl Core {
     /// There is no memory behind it: once idle memory has made room it is tried again, else it is forgotten.
@@ -38,7 +52,7 @@ impl Core {
         let mut idle = Vec::new();
         for (other, a) in self.allocations.iter().filter(|(other, a)| **other != id && a.is_on(failure, place)) {
             if a.is_leaving() && a.stage != Stage::Starved {
-                waits_for.insert(*other);
+                waits_for.insert(Awaited::Allocation(*other));
                 bytes += a.len_bytes;
             } else if a.stage == Stage::Clean || a.stage == Stage::Ready {
                 idle.push((a.since, *other, a.len_bytes));
@@ -50,9 +64,12 @@ impl Core {
                 break;
             }
             bytes += len_bytes;
-            waits_for.insert(other);
+            waits_for.insert(Awaited::Allocation(other));
             self.counters.idle_dropped += 1;
             self.give_up(other);
+        }
+        if let Some(hca) = failure.hca {
+            waits_for.extend(self.give_up_idle_on(hca));
         }
         if waits_for.is_empty() {
             return false;
@@ -60,20 +77,27 @@ impl Core {
         if let Some(allocation) = self.allocations.get_mut(&id) {
             allocation.stage = Stage::Starved;
         }
-        self.starved.insert(id, waits_for);
+        self.starved.insert(Starved::Allocation(id), waits_for);
         true
     }
 
     /// Tries again what waited for `freed` last of all.
-    pub(super) fn retry_starved(&mut self, freed: AllocationId) {
+    pub(super) fn retry_starved(&mut self, freed: Awaited) {
         let mut fed = Vec::new();
         for (id, waits_for) in &mut self.starved {
             if waits_for.remove(&freed) && waits_for.is_empty() {
                 fed.push(*id);
             }
         }
-        for id in fed {
-            self.starved.remove(&id);
+        for fed in fed {
+            self.starved.remove(&fed);
+            let id = match fed {
+                Starved::Allocation(id) => id,
+                Starved::Region(id) => {
+                    self.feed_region(id);
+                    continue;
+                }
+            };
             let Some(allocation) = self.allocations.get_mut(&id) else { continue };
             if allocation.registrations.is_empty() {
                 allocation.stage = Stage::Allocating;

@@ -33,6 +33,12 @@ impl Slots {
         self.generations.len() - self.free.len()
     }
 
+    /// Slots that were ever taken.
+    #[cfg(test)]
+    pub(crate) fn ever_used(&self) -> usize {
+        self.generations.len()
+    }
+
     /// A free slot with its generation.
     pub(crate) fn take(&mut self) -> Option<(SlotId, Generation)> {
         if let Some(slot) = self.free.pop() {

@@ -33,6 +33,13 @@ pub(crate) struct Counters {
     pub(crate) queue_pairs_failed: u64,
     pub(crate) gpus_lost: u64,
     pub(crate) hcas_lost: u64,
+    pub(crate) memories_adopted: u64,
+    pub(crate) regions_asked: u64,
+    pub(crate) regions_missed: u64,
+    pub(crate) regions_registered: u64,
+    pub(crate) region_failures: u64,
+    pub(crate) regions_evicted: u64,
+    pub(crate) regions_deregistered: u64,
     pub(crate) unexpected_inputs: u64,
 }
 
@@ -70,6 +77,7 @@ impl Core {
             total("gdrd_hcas_lost_total", "HCAs lost.", c.hcas_lost),
             total("gdrd_unexpected_inputs_total", "Inputs that fit no state: bugs of the daemon.", c.unexpected_inputs),
         ];
+        self.push_cache(&mut stats);
         self.push_gauges(&mut stats);
         stats
     }
@@ -89,6 +97,42 @@ impl Core {
             *of += allocation.len_bytes;
         }
         bytes
+    }
+
+    /// The registration cache.
+    fn push_cache(&self, stats: &mut Vec<Stat>) {
+        let c = &self.counters;
+        let mut push = |name, help, labels, value| stats.push(Stat { name, labels, value, help });
+        let adopted_bytes: u64 = self.adopted.values().map(|adopted| adopted.len_bytes).sum();
+        let idle = || self.regions.iter().filter(|(_, region)| region.idle.is_some());
+        let idle_bytes: u64 = idle().map(|(_, region)| region.len_bytes()).sum();
+        let leaving = self.regions.iter().filter(|(_, region)| region.is_leaving()).count();
+        let (all, idle) = (self.regions.len(), idle().count());
+        for (name, help, value) in [
+            ("gdrd_memories_adopted_total", "Pieces of clients' memory adopted.", c.memories_adopted),
+            ("gdrd_adopted_memories", "Pieces of clients' memory that are adopted.", self.adopted.len() as u64),
+            ("gdrd_adopted_bytes", "Bytes of those.", adopted_bytes),
+            ("gdrd_cache_asked_total", "Parts of ranges that clients registered.", c.regions_asked),
+            ("gdrd_cache_misses_total", "Regions that had to be made for them.", c.regions_missed),
+            ("gdrd_cache_registered_total", "Cached regions registered.", c.regions_registered),
+            ("gdrd_cache_failures_total", "Cached regions refused by the backend.", c.region_failures),
+            ("gdrd_cache_evicted_total", "Idle regions given up for room or age.", c.regions_evicted),
+            ("gdrd_cache_deregistered_total", "Cached regions deregistered.", c.regions_deregistered),
+            ("gdrd_registered_ranges", "Ranges that clients hold registered.", self.registrations.len() as u64),
+            ("gdrd_cache_idle_bytes", "Bytes of regions that nobody holds.", idle_bytes),
+        ] {
+            push(name, help, Vec::new(), as_f64(value));
+        }
+        for (state, count) in [("held", all - idle - leaving), ("idle", idle), ("leaving", leaving)] {
+            let labels = vec![("state", state.to_owned())];
+            push("gdrd_cache_regions", "Cached regions by state.", labels, as_f64(count as u64));
+        }
+        for (size, count, total_ns) in self.costs.by_size() {
+            let labels = || vec![("size", size.to_owned())];
+            push("gdrd_registration_seconds_count", "Timed registrations, by size up to.", labels(), as_f64(count));
+            let seconds = as_f64(total_ns) / 1e9;
+            push("gdrd_registration_seconds_sum", "Time that they took the driver, by size up to.", labels(), seconds);
+        }
     }
 
     fn push_gauges(&self, stats: &mut Vec<Stat>) {

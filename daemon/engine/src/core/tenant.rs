@@ -1,12 +1,12 @@
 //! Tenants: what each has, against what it may have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::pool::{Pool, PoolKey};
 use super::record::Record;
 use super::slots::Slots;
-use super::{Core, Effect, TenantId};
+use super::{Core, Effect, RegionId, TenantId};
 use crate::error::EngineError;
 use crate::keep::Name;
 use crate::peer::TenantKey;
@@ -30,6 +30,24 @@ pub(crate) struct Tenant {
     pub(crate) promised_bytes: u64,
     /// Registrations of the same.
     pub(crate) promised_registrations: u32,
+    /// Bytes of memory that its clients brought along.
+    pub(crate) adopted_bytes: u64,
+    /// Pieces of such memory.
+    pub(crate) memories: u32,
+    /// Cached regions, in whatever stage.
+    pub(crate) regions: u32,
+    /// Those of them that are being quiesced or deregistered.
+    pub(crate) leaving_regions: u32,
+    /// Slots of them.
+    pub(crate) cached_slots: u32,
+    /// Those of them that wait for a slot, the longest waiting first.
+    pub(crate) waiting_regions: VecDeque<RegionId>,
+    /// Those of them that nobody holds, the longest unused first, and when each is dropped for age.
+    pub(crate) idle_regions: BTreeMap<u64, (RegionId, u64)>,
+    /// Bytes of those.
+    pub(crate) idle_bytes: u64,
+    /// Whether idle regions are looked at when one may have been idle for long.
+    pub(crate) idle_timer: bool,
     /// Slots that wait for a lost HCA's requests to end.
     pub(crate) shedding: u32,
     /// All that it had ready or on its way has been given up: it has neither session nor lease.
@@ -54,6 +72,15 @@ impl Tenant {
             owned_bytes: 0,
             promised_bytes: 0,
             promised_registrations: 0,
+            adopted_bytes: 0,
+            memories: 0,
+            regions: 0,
+            leaving_regions: 0,
+            cached_slots: 0,
+            waiting_regions: VecDeque::new(),
+            idle_regions: BTreeMap::new(),
+            idle_bytes: 0,
+            idle_timer: false,
             shedding: 0,
             ending: false,
             page: None,
@@ -81,24 +108,36 @@ impl Tenant {
             used,
             asked,
         };
-        if self.promised_bytes.saturating_add(len_bytes) > self.quota.max_bytes {
-            let (most, used) = (self.quota.max_bytes, self.promised_bytes);
+        let used = self.promised_bytes.saturating_add(self.adopted_bytes);
+        if used.saturating_add(len_bytes) > self.quota.max_bytes {
+            let most = self.quota.max_bytes;
             return Err(limit("QUOTA_BYTES", "the limit on bytes", most, used, len_bytes));
         }
         let most = self.max_registrations(slots);
-        if self.promised_registrations.saturating_add(registrations) > most {
-            let used = u64::from(self.promised_registrations);
+        let used = self.promised_registrations.saturating_add(self.held_regions());
+        if used.saturating_add(registrations) > most {
+            let used = u64::from(used);
             let asked = u64::from(registrations);
             return Err(limit("QUOTA_REGISTRATIONS", "the limit on registrations", u64::from(most), used, asked));
         }
         Ok(())
     }
 
+    /// Slots that registrations of buffers take.
+    pub(crate) fn lease_slots(&self) -> u32 {
+        u32::try_from(self.slots.taken()).unwrap_or(u32::MAX) - self.cached_slots
+    }
+
+    /// Cached regions that somebody holds or waits for.
+    pub(crate) fn held_regions(&self) -> u32 {
+        let idle = u32::try_from(self.idle_regions.len()).unwrap_or(u32::MAX);
+        self.regions.saturating_sub(self.leaving_regions).saturating_sub(idle)
+    }
+
     /// Whether it can own so much more now, without giving anything up first.
     pub(crate) fn has_room(&self, len_bytes: u64, registrations: u32, slots: u32) -> bool {
-        let taken = u32::try_from(self.slots.taken()).unwrap_or(u32::MAX);
-        self.owned_bytes.saturating_add(len_bytes) <= self.quota.max_bytes
-            && taken.saturating_add(registrations) <= self.max_registrations(slots)
+        self.owned_bytes.saturating_add(self.adopted_bytes).saturating_add(len_bytes) <= self.quota.max_bytes
+            && self.lease_slots().saturating_add(registrations) <= self.max_registrations(slots)
     }
 }
 
@@ -115,7 +154,7 @@ impl Core {
             return id;
         }
         let id = TenantId(self.number());
-        let mut tenant = Tenant::new(key.clone(), quota, self.settings.limits.registration_slots);
+        let mut tenant = Tenant::new(key.clone(), quota, self.settings.slots);
         tenant.page = self.name();
         self.tenants.insert(id, tenant);
         self.tenant_ids.insert(key.clone(), id);
@@ -138,9 +177,11 @@ impl Core {
             for allocation in owned {
                 self.give_up(allocation);
             }
+            self.end_idle_regions(id);
         }
         let Some(tenant) = self.tenants.get(&id) else { return };
-        if tenant.allocations == 0 && tenant.queue_pairs == 0 && tenant.shedding == 0 {
+        let cached = tenant.memories + tenant.regions;
+        if tenant.allocations == 0 && tenant.queue_pairs == 0 && tenant.shedding == 0 && cached == 0 {
             let (key, page) = (tenant.key.clone(), tenant.page);
             self.tenants.remove(&id);
             self.record(Record::TenantGone(id));

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use gdrd_hal::{GpuUuid, QueuePairState};
 
-use super::{AllocationId, Core, Place, RegistrationState, TenantId};
+use super::{AllocationId, Core, Place, RegionId, RegistrationState, TenantId};
 use crate::error::EngineError;
-use crate::ids::{LeaseId, QueuePairId, RemoteKey, SessionId};
+use crate::ids::{LeaseId, QueuePairId, RegistrationId, RemoteKey, SessionId};
 use crate::lease::{LeaseInfo, LeasePage, MemoryKind, RegistrationInfo};
 use crate::peer::TenantKey;
+use crate::registration::{RegisteredPart, RegisteredRange, RegistrationPage};
 
 use super::allocation::Stage;
 use super::lease::Lease;
@@ -89,6 +90,59 @@ impl Core {
             len_bytes: lease.key.len_bytes,
             access: lease.key.access(),
         })
+    }
+
+    /// A registration with its keys left at 0, and the region of each of its parts.
+    pub(crate) fn registered_range(&self, id: RegistrationId) -> Option<(RegisteredRange, Vec<RegionId>)> {
+        let registration = self.registrations.get(&id)?;
+        let tenant = self.tenants.get(&registration.tenant)?.key.clone();
+        let range = &registration.range;
+        let (mut parts, mut of) = (Vec::with_capacity(registration.regions.len()), Vec::new());
+        for region_id in &registration.regions {
+            // One that went with its HCA is no part any more.
+            let Some(region) = self.regions.get(*region_id) else { continue };
+            let Some((slot, generation)) = region.slot else { continue };
+            // A region that pieces were merged into is one part.
+            if of.last() == Some(region_id) {
+                continue;
+            }
+            let start = range.start.max(region.range.start);
+            let slot_offset = start - region.range.start;
+            let registration = RegistrationInfo {
+                hca: Arc::clone(&self.host.hca(region.key.hca)?.name),
+                slot,
+                generation,
+                rkey: RemoteKey(0),
+                iova: region.iova.wrapping_add(slot_offset),
+                len_bytes: range.end.min(region.range.end) - start,
+                access: region.access,
+            };
+            parts.push(RegisteredPart { offset: start - range.start, slot_offset, registration });
+            of.push(*region_id);
+        }
+        let (memory, offset, len_bytes) = (registration.memory, range.start, range.end - range.start);
+        Some((RegisteredRange { id, memory, offset, len_bytes, parts, tenant }, of))
+    }
+
+    /// A registration that the session sees.
+    pub(crate) fn seen_range(
+        &self,
+        session: SessionId,
+        id: RegistrationId,
+    ) -> Result<(RegisteredRange, Vec<RegionId>), EngineError> {
+        let known = self.session(session)?.registrations.contains(&id);
+        let unknown = EngineError::UnknownRegistration { registration: id.0 };
+        self.registered_range(id).filter(|_| known).ok_or(unknown)
+    }
+
+    /// A page of registrations, in order of id.
+    pub(crate) fn registration_page(&self, seen: &Seen, start: Option<RegistrationId>, page: u32) -> RegistrationPage {
+        let most = self.page_size(page);
+        let all = self.registrations.range(start.unwrap_or(RegistrationId(0))..);
+        let mut shown = all.filter(|(_, registration)| self.sees(seen, registration.tenant));
+        let registrations =
+            shown.by_ref().take(most).filter_map(|(id, _)| Some(self.registered_range(*id)?.0)).collect();
+        RegistrationPage { registrations, next: shown.next().map(|(id, _)| *id) }
     }
 
     /// A page of leases, in order of id.

@@ -10,6 +10,8 @@ use gdrd_shm::{Seals, add_seals};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
+/// Name of the memfds.
+pub(super) const NAME: &str = "gdrd-host";
 /// Zeros that a scrub writes, many times a call.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// Slices of [`ZEROS`] in one pwritev(2).
@@ -27,7 +29,7 @@ pub(crate) struct HostMemory {
 impl HostMemory {
     /// A zeroed buffer. Pages come with the first touch, on the node of who touches them.
     pub(crate) fn allocate(len_bytes: u64) -> Result<Self, Errno> {
-        let own = rustix::fs::memfd_create("gdrd-host", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let own = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&own, len_bytes)?;
         add_seals(&own, Seals::SHRINK | Seals::GROW | Seals::SEAL).map_err(|_| Errno::IO)?;
         Self::over(own, len_bytes)

@@ -12,6 +12,7 @@ use super::executor::Lane;
 use super::failure::{of_broker, of_gpu, of_hca, of_kernel, of_landing};
 use super::host_memory::HostMemory;
 use super::objects::{Bytes, Memory, Objects, QueuePairObjects, Registered, possible};
+use super::regions::{self, NewRegion};
 use crate::broker::{QueuePairLimits, QueuePairSetup};
 use crate::core::{AllocationId, Failure, FailureKind, GpuIndex, HcaIndex, Input, Job, NewQueuePair, Place, TenantId};
 use crate::ids::{QueuePairId, SlotId};
@@ -28,6 +29,9 @@ pub(super) fn lane_of(job: &Job, objects: &Objects) -> Lane {
         Job::Deregister { allocation } | Job::Scrub { allocation } | Job::Free { allocation } => {
             objects.memory(*allocation).map_or(Lane::Host, |memory| memory.lane)
         }
+        Job::RegisterRegion { hca, .. } => Lane::Hca(*hca),
+        Job::DeregisterRegion { region } => objects.region(*region).map_or(Lane::Host, |region| Lane::Hca(region.hca)),
+        Job::CloseMemory { .. } => Lane::Host,
         Job::ConnectQueuePair { .. } | Job::DestroyQueuePair { .. } => Lane::Unbounded,
     }
 }
@@ -68,6 +72,19 @@ pub(super) fn run(runtime: &Runtime, job: Job) -> Input {
         Job::ConnectQueuePair { queue_pair, hca, remote } => {
             Input::QueuePairConnected { queue_pair, result: guarded(|| connect(runtime, queue_pair, hca, &remote)) }
         }
+        Job::RegisterRegion { region, tenant, source, hca, range, access } => {
+            let new = NewRegion { id: region, tenant, source, hca, range, access };
+            let mut cost_ns = 0;
+            let result = guarded(|| regions::register(runtime, &new, &mut cost_ns));
+            Input::RegionRegistered { region, result, cost_ns }
+        }
+        Job::DeregisterRegion { region } => {
+            Input::RegionDeregistered { region, result: guarded(|| regions::deregister(runtime, region)) }
+        }
+        Job::CloseMemory { memory } => {
+            drop(runtime.objects.remove_adopted(memory));
+            Input::MemoryClosed { memory }
+        }
         // Not a job for a thread: the broker does it.
         Job::DestroyQueuePair { queue_pair } => Input::QueuePairDestroyed { queue_pair },
     }
@@ -78,7 +95,7 @@ fn guarded<T>(job: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|_| Err(bug("a backend panicked")))
 }
 
-fn bug(message: &str) -> Failure {
+pub(super) fn bug(message: &str) -> Failure {
     Failure { kind: FailureKind::Driver, hca: None, message: message.to_owned() }
 }
 
@@ -149,7 +166,7 @@ fn register(
     Ok(iovas)
 }
 
-fn no_dma_buf(hca: HcaIndex) -> Failure {
+pub(super) fn no_dma_buf(hca: HcaIndex) -> Failure {
     let message = "the gpu backend exports no dma-buf that an hca could register".to_owned();
     Failure { kind: FailureKind::Unsupported, hca: Some(hca), message }
 }
@@ -174,7 +191,7 @@ fn scrub(runtime: &Runtime, allocation: AllocationId) -> Result<(), Failure> {
     }
 }
 
-fn hca(runtime: &Runtime, index: HcaIndex) -> Result<Arc<dyn Hca>, Failure> {
+pub(super) fn hca(runtime: &Runtime, index: HcaIndex) -> Result<Arc<dyn Hca>, Failure> {
     runtime.hcas.get(index).ok_or_else(|| Failure {
         kind: FailureKind::Lost,
         hca: Some(index),

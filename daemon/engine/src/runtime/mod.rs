@@ -9,6 +9,7 @@
 //!
 //! Must not know: why anything is decided. It never looks at a lease to choose what to do.
 
+mod adoption;
 mod devices;
 mod drain;
 mod executor;
@@ -18,6 +19,7 @@ mod host_memory;
 mod jobs;
 mod objects;
 mod probe;
+mod regions;
 mod replies;
 mod restart;
 mod sessions;
@@ -231,9 +233,12 @@ impl Runtime {
         match effect {
             Effect::Record(record) => self.write_down(record),
             Effect::CreateTenant { tenant } => {
-                self.objects.create_tenant(*tenant, self.config.limits.registration_slots);
+                self.objects.create_tenant(*tenant, self.config.slots());
             }
             Effect::Publish { tenant, allocation, slots } => self.publish(*tenant, *allocation, slots),
+            Effect::PublishRegion { tenant, region, slot, generation } => {
+                self.publish_region(*tenant, *region, *slot, *generation);
+            }
             Effect::Retire { tenant, slots } => self.retire(*tenant, slots),
             Effect::Tell { tenant, change } => {
                 let State { core, watchers, .. } = state;
@@ -266,6 +271,9 @@ impl Runtime {
             Effect::Quiesce { tenant, allocation, slots } => {
                 self.quiesce(tenant, &slots, Input::Quiesced { allocation });
             }
+            Effect::QuiesceRegion { tenant, region, slot } => {
+                self.quiesce(tenant, &[slot], Input::RegionQuiesced { region });
+            }
             Effect::Shed { tenant, allocation, hca, slot } => {
                 let memory = self.objects.memory(allocation);
                 let region = memory.and_then(|memory| memory.take_region(hca, slot));
@@ -289,6 +297,7 @@ impl Runtime {
             Effect::Record(_)
             | Effect::CreateTenant { .. }
             | Effect::Publish { .. }
+            | Effect::PublishRegion { .. }
             | Effect::Retire { .. }
             | Effect::Tell { .. }
             | Effect::NicDown { .. }
@@ -299,7 +308,8 @@ impl Runtime {
 
     fn start_job(self: &Arc<Self>, job: Job, awaited: bool) {
         let runtime = Arc::clone(self);
-        let is_call = matches!(job, Job::CreateQueuePair { .. } | Job::ConnectQueuePair { .. });
+        let is_call =
+            matches!(job, Job::CreateQueuePair { .. } | Job::ConnectQueuePair { .. } | Job::RegisterRegion { .. });
         let executor = if awaited || is_call { &self.executor } else { &self.background };
         executor.submit(jobs::lane_of(&job, &self.objects), move || {
             let result = jobs::run(&runtime, job);

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use gdrd_hal::{Access, GpuAllocation, Hca, HcaError, MemoryRegion, MemorySource, ProtectionDomain, QueuePair};
@@ -14,13 +14,15 @@ use gdrd_ring::GenerationWriter;
 use super::executor::Lane;
 use super::host_memory::HostMemory;
 use super::lock;
+use super::regions::entry_of;
 use crate::broker::{FlushLanding, LandingError, Share, SlotEntry, SlotTable};
-use crate::core::{AllocationId, HcaIndex, TenantId};
-use crate::ids::{QueuePairId, RemoteKey, SlotId};
+use crate::core::{AllocationId, HcaIndex, RegionId, TenantId};
+use crate::ids::{MemoryId, QueuePairId, RemoteKey, SlotId};
 use crate::keep::{Keeper, Name, Watch};
 use crate::lease::RegistrationInfo;
 use crate::policy::Traffic;
 use crate::queue_pair::QueuePairInfo;
+use crate::registration::AdoptedKind;
 
 /// Where a buffer's bytes are.
 pub(super) enum Bytes {
@@ -149,6 +151,49 @@ impl Memory {
     }
 }
 
+/// Memory that a client brought along. Dropping it closes its descriptors, which may block.
+pub(super) struct AdoptedObjects {
+    pub(super) kind: AdoptedKind,
+    /// One, or one for each kind of mapping.
+    fds: Vec<OwnedFd>,
+    /// Which of them an HCA took.
+    mappings: Mutex<BTreeMap<HcaIndex, usize>>,
+}
+
+impl AdoptedObjects {
+    pub(super) fn new(kind: AdoptedKind, fds: Vec<OwnedFd>) -> Self {
+        Self { kind, fds, mappings: Mutex::default() }
+    }
+
+    /// The descriptors in the order in which they are to be tried with an HCA.
+    pub(super) fn fds_for(&self, hca: HcaIndex) -> Vec<(usize, BorrowedFd<'_>)> {
+        let first = lock(&self.mappings).get(&hca).copied();
+        let mut fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).enumerate().collect();
+        fds.sort_by_key(|(kind, _)| Some(*kind) != first);
+        fds
+    }
+
+    pub(super) fn note_mapping(&self, hca: HcaIndex, kind: usize) {
+        lock(&self.mappings).insert(hca, kind);
+    }
+}
+
+/// A cached region.
+pub(super) struct RegionObjects {
+    pub(super) hca: HcaIndex,
+    pub(super) rkey: u32,
+    pub(super) entry: SlotEntry,
+    /// Until it is deregistered.
+    pub(super) region: Mutex<Option<Box<dyn MemoryRegion>>>,
+}
+
+impl RegionObjects {
+    pub(super) fn new(hca: HcaIndex, region: Box<dyn MemoryRegion>) -> Self {
+        let (rkey, entry) = (region.rkey(), entry_of(hca, &*region));
+        Self { hca, rkey, entry, region: Mutex::new(Some(region)) }
+    }
+}
+
 /// A tenant's protection domain on one HCA.
 pub(super) struct Domain {
     landing: Mutex<Option<Arc<FlushLanding>>>,
@@ -221,6 +266,8 @@ pub(super) struct Objects {
     memory: RwLock<BTreeMap<AllocationId, Arc<Memory>>>,
     tenants: RwLock<BTreeMap<TenantId, Arc<Tenant>>>,
     queue_pairs: Mutex<BTreeMap<QueuePairId, QueuePairObjects>>,
+    adopted: RwLock<BTreeMap<MemoryId, Arc<AdoptedObjects>>>,
+    regions: RwLock<BTreeMap<RegionId, Arc<RegionObjects>>>,
 }
 
 impl Objects {
@@ -262,6 +309,30 @@ impl Objects {
 
     pub(super) fn remove_memory(&self, id: AllocationId) -> Option<Arc<Memory>> {
         write(&self.memory).remove(&id)
+    }
+
+    pub(super) fn adopted(&self, id: MemoryId) -> Option<Arc<AdoptedObjects>> {
+        read(&self.adopted).get(&id).cloned()
+    }
+
+    pub(super) fn insert_adopted(&self, id: MemoryId, adopted: AdoptedObjects) {
+        write(&self.adopted).insert(id, Arc::new(adopted));
+    }
+
+    pub(super) fn remove_adopted(&self, id: MemoryId) -> Option<Arc<AdoptedObjects>> {
+        write(&self.adopted).remove(&id)
+    }
+
+    pub(super) fn region(&self, id: RegionId) -> Option<Arc<RegionObjects>> {
+        read(&self.regions).get(&id).cloned()
+    }
+
+    pub(super) fn insert_region(&self, id: RegionId, region: RegionObjects) {
+        write(&self.regions).insert(id, Arc::new(region));
+    }
+
+    pub(super) fn remove_region(&self, id: RegionId) -> Option<Arc<RegionObjects>> {
+        write(&self.regions).remove(&id)
     }
 
     pub(super) fn insert_queue_pair(&self, id: QueuePairId, objects: QueuePairObjects) {

@@ -9,9 +9,10 @@ use super::{Runtime, lock};
 use crate::call::Undo;
 use crate::core::{Answer, CallId, Grant, Input, TenantId};
 use crate::error::EngineError;
-use crate::ids::{QueuePairId, SessionId};
+use crate::ids::{MemoryId, QueuePairId, SessionId};
 use crate::lease::LeaseGrant;
 use crate::queue_pair::QueuePairGrant;
+use crate::registration::RegistrationGrant;
 
 /// An answer with its objects.
 #[derive(Debug)]
@@ -20,6 +21,9 @@ pub(crate) enum Answered {
     Session(SessionId, TenantId),
     Lease(LeaseGrant),
     QueuePair(QueuePairGrant),
+    Adopted(MemoryId),
+    Registered(RegistrationGrant),
+    Deregistered(u64),
 }
 
 /// Where the answer to a call goes.
@@ -63,6 +67,9 @@ impl Runtime {
             Answer::Done => Ok(Answered::Done),
             Answer::Session(session, tenant) => Ok(Answered::Session(session, tenant)),
             Answer::Granted(grant) => self.lease_grant(*grant).map(Answered::Lease),
+            Answer::Adopted(memory) => Ok(Answered::Adopted(memory)),
+            Answer::Registered(registrations) => self.registration_grant(registrations).map(Answered::Registered),
+            Answer::Deregistered(count) => Ok(Answered::Deregistered(count)),
             Answer::QueuePair(queue_pair) => self.queue_pair_grant(queue_pair).map(Answered::QueuePair),
         }
     }

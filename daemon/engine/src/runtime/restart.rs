@@ -226,12 +226,12 @@ impl Runtime {
     /// The tenant's page with each generation that was ever shown ended; gives what its slots go on with.
     fn adopt_tenant(&self, record: &TenantRecord, kept: &mut Kept) -> Option<Vec<u64>> {
         let fd = kept.get(&record.page)?.try_clone().ok()?;
-        let capacity = self.config.limits.registration_slots;
+        let capacity = self.config.slots();
         let page = match GenerationWriter::adopt(fd) {
             Ok(page) if page.slots() == capacity => page,
             Ok(page) => {
                 let (tenant, slots) = (record.id.0, page.slots());
-                tracing::warn!(tenant, slots, capacity, "sessions of a tenant end: limits.registration_slots changed");
+                tracing::warn!(tenant, slots, capacity, "sessions of a tenant end: the number of its slots changed");
                 return None;
             }
             Err(error) => {

@@ -3,6 +3,7 @@
 mod faults;
 mod isolation;
 mod queue_pairs;
+mod registrations;
 mod rounds;
 mod sessions;
 mod watches;

@@ -60,6 +60,7 @@ fn plan() -> HostPlan {
         bdf: format!("0000:0{index}:00.0"),
         numa_node: None,
         hcas: hcas.iter().map(|hca| (*hca).to_owned()).collect(),
+        bar1_bytes: None,
     };
     HostPlan { generation: 1, gpus: vec![gpu(0, &["mlx5_0", "mlx5_1"]), gpu(1, &["mlx5_2"])], ..HostPlan::default() }
 }

@@ -177,6 +177,7 @@ fn host_plan(topology: &Topology) -> HostPlan {
         bdf: gpu.bdf.map(|bdf| bdf.to_string()).unwrap_or_default(),
         numa_node: gpu.numa.map(|numa| u32::from(numa.0)),
         hcas: gpu.assigned.clone(),
+        bar1_bytes: None,
     };
     let node = |hca: &gdrd_topology::model::Hca| Some((hca.name.clone(), u32::from(hca.numa?.0)));
     let hca_nodes = view.snapshot().host.hcas.iter().filter_map(node).collect();

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::core::{AllocationId, Answer, CallId, Effect, HcaIndex, Job, Journaled, TenantId};
+use crate::core::{AllocationId, Answer, CallId, Effect, HcaIndex, Job, Journaled, RegionId, Source, TenantId};
 use crate::error::EngineError;
-use crate::ids::{LeaseId, QueuePairId, SessionId, SlotId};
+use crate::ids::{LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId, SlotId};
 use crate::keep::Name;
 
 /// One piece of memory.
@@ -33,6 +33,7 @@ pub(super) enum Pending {
     Job(Job),
     Quiesce { tenant: TenantId, allocation: AllocationId, slots: Vec<SlotId> },
     Shed { tenant: TenantId, allocation: AllocationId, hca: HcaIndex, slot: SlotId },
+    QuiesceRegion { region: RegionId },
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +42,12 @@ pub(super) struct Hardware {
     slots: BTreeMap<(TenantId, SlotId), Slot>,
     tenants: BTreeSet<TenantId>,
     pub(super) queue_pairs: BTreeMap<QueuePairId, SessionId>,
+    /// Adopted memory whose descriptors are open.
+    pub(super) adopted: BTreeSet<MemoryId>,
+    /// Regions that an HCA has, and the memory of each.
+    pub(super) regions: BTreeMap<RegionId, Source>,
+    /// Registrations that clients were told of.
+    pub(super) ranges: BTreeSet<RegistrationId>,
     pub(super) pending: Vec<Pending>,
     pub(super) answers: BTreeMap<CallId, Result<Answer, EngineError>>,
     /// Effects that tests look at by themselves.
@@ -65,6 +72,8 @@ impl Hardware {
                         self.hand_out(grant.allocation, grant.session);
                         self.held.insert((grant.session, grant.info.id));
                     }
+                    Ok(Answer::Adopted(memory)) => assert!(self.adopted.insert(*memory)),
+                    Ok(Answer::Registered(ranges)) => self.ranges.extend(ranges),
                     Ok(Answer::Session(session, _)) => drop(self.connected.insert(*session)),
                     _ => {}
                 }
@@ -101,6 +110,17 @@ impl Hardware {
             Effect::Quiesce { tenant, allocation, slots } => {
                 self.assert_closed(tenant, &slots);
                 self.pending.push(Pending::Quiesce { tenant, allocation, slots });
+            }
+            Effect::PublishRegion { tenant, region, slot, generation } => {
+                assert!(self.regions.contains_key(&region), "a region is published before it is there");
+                let entry = self.slots.entry((tenant, slot)).or_insert(Slot { generation: 1, live: false });
+                assert!(!entry.live, "{slot} is published twice");
+                assert_eq!(entry.generation, generation.0);
+                entry.live = true;
+            }
+            Effect::QuiesceRegion { tenant, region, slot } => {
+                self.assert_closed(tenant, &[slot]);
+                self.pending.push(Pending::QuiesceRegion { region });
             }
             Effect::FlushUsers { slots, .. } => self.flushed.extend(slots),
             Effect::Shed { tenant, allocation, hca, slot } => {
@@ -159,7 +179,20 @@ impl Hardware {
                 let waits = |p: &Pending| matches!(p, Pending::Quiesce { allocation: a, .. } if a == allocation);
                 assert!(!self.pending.iter().any(waits), "deregistered before it is quiet");
             }
+            Job::RegisterRegion { region, source, .. } => {
+                assert!(self.is_there(*source), "a region of memory that is gone");
+                assert!(!self.regions.contains_key(region));
+            }
+            Job::DeregisterRegion { region } => {
+                let quiet = !self.pending.contains(&Pending::QuiesceRegion { region: *region });
+                assert!(quiet, "a region is deregistered before it is quiet");
+            }
+            Job::CloseMemory { memory } => {
+                assert!(self.adopted.contains(memory), "memory is closed twice");
+                self.assert_unreached(Source::Adopted(*memory));
+            }
             Job::Scrub { allocation } | Job::Free { allocation } => {
+                self.assert_unreached(Source::Leased(*allocation));
                 assert!(self.memory[allocation].registered.is_empty(), "a NIC still reaches the memory");
             }
         }
@@ -177,6 +210,19 @@ impl Hardware {
             .any(|p| matches!(p, Pending::Job(other) if of(other).is_some() && of(other) == of(&job)));
         assert!(!busy, "two jobs at once on one allocation: {job:?}");
         self.pending.push(Pending::Job(job));
+    }
+
+    fn is_there(&self, source: Source) -> bool {
+        match source {
+            Source::Adopted(memory) => self.adopted.contains(&memory),
+            Source::Leased(allocation) => self.memory.contains_key(&allocation),
+        }
+    }
+
+    fn assert_unreached(&self, source: Source) {
+        let making = |p: &Pending| matches!(p, Pending::Job(Job::RegisterRegion { source: s, .. }) if *s == source);
+        assert!(self.regions.values().all(|of| *of != source), "an HCA still reaches the memory of a region");
+        assert!(!self.pending.iter().any(making), "a region is being made of memory that is given back");
     }
 
     /// What is left when the daemon dies: kept memory, pages, and the clients.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::hardware::Hardware;
 use crate::core::Core;
 use crate::core::allocation::Stage;
+use crate::core::region::{Region, RegionStage, Source};
 
 pub(super) fn check(core: &Core, hardware: &Hardware) {
     assert_eq!(core.counters.unexpected_inputs, 0, "an input fits no state");
@@ -15,9 +16,13 @@ pub(super) fn check(core: &Core, hardware: &Hardware) {
     nothing_is_left_over(core);
     what_is_kept_is_needed(core);
     waiting_matches(core);
+    cache_matches(core, hardware);
     if hardware.pending.is_empty() {
         assert!(core.waiting.is_empty(), "acquires wait and nothing is under way: {:?}", core.waiting);
         assert!(core.starved.is_empty());
+        assert!(core.batches.is_empty(), "registrations wait and nothing is under way: {:?}", core.batches);
+        let live = |r: &Region| r.stage == RegionStage::Live;
+        assert!(core.regions.iter().all(|(_, r)| live(r)), "a region is stuck: {:?}", core.regions);
         let at_rest = |stage| matches!(stage, Stage::Clean | Stage::Ready | Stage::Leased | Stage::Revoked);
         assert!(core.allocations.values().all(|a| at_rest(a.stage)), "memory is stuck: {:?}", core.allocations);
     }
@@ -62,7 +67,7 @@ fn accounts_match(core: &Core) {
         assert!(tenant.owned_bytes <= tenant.quota.max_bytes, "a tenant owns more than its quota");
         let slots: Vec<_> = owned().flat_map(|a| a.registrations.iter().map(|r| r.slot)).collect();
         assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), slots.len(), "one slot for two registrations");
-        assert_eq!(tenant.slots.taken(), slots.len() + tenant.shedding as usize);
+        assert_eq!(tenant.lease_slots() as usize, slots.len() + tenant.shedding as usize);
         let leases: Vec<_> = core.leases.values().filter(|lease| lease.tenant == *id).collect();
         assert_eq!(tenant.leases as usize, leases.len());
         let waiting = || core.waiting.values().filter(|(owner, _)| owner == id).map(|(_, key)| key);
@@ -120,6 +125,7 @@ fn nothing_is_left_over(core: &Core) {
     for (id, tenant) in &core.tenants {
         assert!(tenant.is_alive() || !core.allocations.values().any(|a| a.is_kept_for(*id)), "kept for nobody");
         let used = tenant.is_alive() || tenant.allocations > 0 || tenant.queue_pairs > 0 || tenant.shedding > 0;
+        let used = used || tenant.memories > 0 || tenant.regions > 0;
         assert!(used, "a tenant is remembered for nothing");
         assert_eq!(tenant.ending, !tenant.is_alive());
     }
@@ -146,4 +152,49 @@ fn waiting_matches(core: &Core) {
         }
     }
     assert_eq!(core.waiting.len(), core.sessions.values().map(|session| session.waiting.len()).sum::<usize>());
+}
+
+fn cache_matches(core: &Core, hardware: &Hardware) {
+    for (id, tenant) in &core.tenants {
+        let of = || core.regions.iter().filter(|(_, region)| region.tenant == *id);
+        assert_eq!(tenant.regions as usize, of().count());
+        assert_eq!(tenant.leaving_regions as usize, of().filter(|(_, r)| r.is_leaving()).count());
+        assert_eq!(tenant.cached_slots as usize, of().filter(|(_, r)| r.slot.is_some()).count());
+        assert!(tenant.cached_slots <= core.settings.cache.max_regions);
+        let idle: BTreeMap<_, _> = of().filter_map(|(id, r)| r.idle.map(|place| (place, id))).collect();
+        assert_eq!(idle, tenant.idle_regions.iter().map(|(place, (id, _))| (*place, *id)).collect());
+        assert_eq!(tenant.idle_bytes, of().filter(|(_, r)| r.idle.is_some()).map(|(_, r)| r.len_bytes()).sum::<u64>());
+        assert!(tenant.idle_bytes <= core.settings.cache.max_idle_bytes);
+        assert!(idle.is_empty() || tenant.idle_timer, "idle regions would never age");
+        let adopted = || core.adopted.values().filter(|adopted| adopted.tenant == *id);
+        assert_eq!(tenant.adopted_bytes, adopted().map(|adopted| adopted.len_bytes).sum::<u64>());
+        assert_eq!(tenant.memories as usize, adopted().count());
+        assert!(tenant.adopted_bytes + tenant.promised_bytes <= tenant.quota.max_bytes, "more than the quota");
+    }
+    for (id, region) in core.regions.iter() {
+        let held = core.registrations.values().flat_map(|registration| &registration.regions);
+        assert_eq!(region.holders as usize, held.filter(|held| **held == id).count(), "{id:?} {region:?}");
+        assert_eq!(region.idle.is_some(), region.stage == RegionStage::Live && region.holders == 0, "{region:?}");
+        assert!(region.idle.is_none() || region.found, "idle and never found");
+        assert_eq!(core.regions.covering(region.key, &region.range) == Some(id), region.found);
+        if matches!(region.stage, RegionStage::Live | RegionStage::Quiescing) {
+            assert!(hardware.regions.contains_key(&id));
+        }
+    }
+    for (id, adopted) in &core.adopted {
+        let of = core.regions.iter().filter(|(_, region)| region.key.source == Source::Adopted(*id)).count();
+        assert_eq!(adopted.regions as usize, of);
+        assert_eq!(core.sessions.get(&adopted.session).is_some_and(|s| s.memories.contains(id)), !adopted.ending);
+    }
+    for (id, allocation) in &core.allocations {
+        let of = core.regions.iter().filter(|(_, region)| region.key.source == Source::Leased(*id)).count();
+        assert_eq!(allocation.regions as usize, of);
+    }
+    for (id, registration) in &core.registrations {
+        assert!(core.sessions[&registration.session].registrations.contains(id));
+        assert!(core.by_source[&registration.source].contains(id));
+    }
+    let held: usize = core.sessions.values().map(|session| session.registrations.len()).sum();
+    assert_eq!(held, core.registrations.len());
+    assert_eq!(core.by_source.values().map(BTreeSet::len).sum::<usize>(), held);
 }

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use gdrd_hal::Access;
 use proptest::prelude::*;
 
 use super::rig::{MIB, Rig, config, failure, on_hca, request};
 use crate::config::EngineConfig;
 use crate::core::{Answer, FailureKind, GrantId, Input};
-use crate::ids::{LeaseId, QueuePairId, SessionId};
+use crate::ids::{LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId};
 use crate::lease::MemoryPlace;
 use crate::policy::Quota;
+use crate::registration::{AdoptedKind, MemoryRef, Merging, RangeRequest, RegisterRequest};
 
 /// One step: what, and two choices.
 pub(super) type Step = (u8, u16, u16);
@@ -21,6 +23,8 @@ pub(super) struct Known {
     calls: Vec<crate::core::CallId>,
     queue_pairs: Vec<QueuePairId>,
     grants: Vec<(SessionId, LeaseId, GrantId)>,
+    memories: Vec<MemoryId>,
+    ranges: Vec<RegistrationId>,
 }
 
 fn pick<T: Copy>(from: &[T], choice: u16) -> Option<T> {
@@ -42,6 +46,13 @@ pub(super) fn tight(ahead: bool) -> EngineConfig {
     config.limits.max_waiting_acquires_per_session = 3;
     config.limits.max_sessions = 6;
     config.pool.ready_max_per_class = 3;
+    config.cache.max_regions = 6;
+    config.cache.max_idle_regions = 3;
+    config.cache.max_idle_bytes = MIB;
+    config.cache.merge_gap_bytes = 0x1_0000;
+    config.cache.bar1_bytes = Some(9 * MIB);
+    config.cache.max_memories_per_session = 3;
+    config.cache.max_registrations_per_session = 8;
     if ahead {
         config.pool.ready_target_per_class = 2;
         config.pool.clean_target_per_class = 2;
@@ -59,7 +70,7 @@ pub(super) fn go_on(rig: &mut Rig, known: &mut Known, steps: &[Step]) {
 
 fn take(rig: &mut Rig, known: &mut Known, (what, a, b): Step) {
     let session = pick(&known.sessions, a);
-    match (what % 26, session) {
+    match (what % 32, session) {
         (0, _) | (_, None) => {
             let quota = Quota { max_bytes: 24 * MIB, max_registrations: 14, max_queue_pairs: 3, max_sessions: 4 };
             if let Ok((session, _)) = rig.open_session_with(u32::from(a % 3), quota) {
@@ -114,8 +125,45 @@ fn take(rig: &mut Rig, known: &mut Known, (what, a, b): Step) {
         (14, _) if b % 24 == 0 => lose(rig, a, b / 24),
         (14, _) => undo(rig, known, b),
         (15, _) => rig.apply(Input::Watched { watched: b % 2 == 0 }),
+        (26, Some(session)) => {
+            let kind = [AdoptedKind::Memfd, AdoptedKind::DmaBuf][usize::from(b) % 2];
+            known.memories.extend(rig.try_adopt(session, kind, MIB * u64::from(1 + b % 3)));
+        }
+        (27..=28, Some(session)) => register(rig, known, session, b),
+        (29, Some(session)) => {
+            let ids = pick(&known.ranges, b).into_iter().chain(pick(&known.ranges, a)).collect();
+            rig.deregister(session, ids);
+        }
+        (30, Some(session)) => {
+            if let Some(memory) = pick(&known.memories, b) {
+                let call = rig.call();
+                rig.apply(Input::Disown { call, session, memory });
+            }
+        }
         _ => end_one(rig, a, b),
     }
+}
+
+fn register(rig: &mut Rig, known: &mut Known, session: SessionId, b: u16) {
+    let memory = match b % 3 {
+        0 => pick(&known.leases, b / 3).map(MemoryRef::Lease),
+        _ => pick(&known.memories, b / 3).map(MemoryRef::Adopted),
+    };
+    let Some(memory) = memory else { return };
+    let range = |place: u16, len: u16| RangeRequest {
+        memory,
+        offset: u64::from(place % 13) * 0x1_4000,
+        len_bytes: 1 + u64::from(len % 7) * 0x1_1000,
+    };
+    let request = RegisterRequest {
+        ranges: vec![range(b, b / 5), range(b / 7, b / 11)],
+        access: Access { relaxed_ordering: b % 4 == 0, ..Access::DATA },
+        hcas: if b % 5 == 0 { vec!["mlx5_0".to_owned()] } else { Vec::new() },
+        merging: if b % 2 == 0 { Merging::Near } else { Merging::None },
+        piece_bytes: if b % 17 == 0 { 2 * MIB } else { 0 },
+    };
+    let call = rig.ask_register(session, request);
+    known.calls.push(call);
 }
 
 fn lose(rig: &mut Rig, a: u16, b: u16) {
@@ -159,6 +207,7 @@ fn collect(rig: &mut Rig, known: &mut Known) {
                 known.grants.push((grant.session, grant.info.id, grant.grant));
             }
             Ok(Answer::QueuePair(queue_pair)) => known.queue_pairs.push(queue_pair),
+            Ok(Answer::Registered(ranges)) => known.ranges.extend(ranges),
             _ => {}
         }
     }
@@ -176,6 +225,7 @@ pub(super) fn finish(rig: &mut Rig, known: &Known) {
     assert!(rig.core.leases.is_empty(), "leases are left: {:?}", rig.core.leases);
     assert!(rig.core.sessions.is_empty() && rig.core.queue_pairs.is_empty() && rig.core.tenants.is_empty());
     assert!(rig.hardware.queue_pairs.is_empty());
+    assert!(rig.hardware.adopted.is_empty() && rig.hardware.regions.is_empty(), "adopted memory or a region is left");
     assert!(rig.hardware.memory.values().all(|memory| memory.registered.is_empty()), "a registration is left");
     rig.apply(Input::Shutdown);
     rig.settle();

@@ -9,15 +9,16 @@ use super::hardware::{Hardware, Pending};
 use crate::config::{EngineConfig, GpuProof};
 use crate::core::{
     Answer, CallId, Core, Effect, Failure, FailureKind, GpuIndex, Grant, HcaIndex, Host, Input, Job, Journaled,
-    NewSession, Restored, Settings, TenantId,
+    NewMemory, NewSession, Restored, Settings, TenantId,
 };
 use crate::error::EngineError;
-use crate::ids::{LeaseId, QueuePairId, SessionId, TokenDigest};
+use crate::ids::{LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId, TokenDigest};
 use crate::lease::{AcquireRequest, MemoryKind, MemoryPlace};
 use crate::peer::TenantKey;
 use crate::plan::{HostPlan, PlannedGpu};
 use crate::policy::Quota;
 use crate::queue_pair::QueuePairRequest;
+use crate::registration::{AdoptedKind, MemoryRef, Merging, RangeRequest, RegisterRequest};
 
 pub(super) const MIB: u64 = 1 << 20;
 
@@ -41,6 +42,7 @@ pub(super) fn plan() -> HostPlan {
         bdf: format!("0000:0{index}:00.0"),
         numa_node: Some(index),
         hcas: hcas.iter().map(|hca| (*hca).to_owned()).collect(),
+        bar1_bytes: None,
     };
     HostPlan { generation: 1, gpus: vec![gpu(0, &["mlx5_0", "mlx5_1"]), gpu(1, &["mlx5_2"])], ..HostPlan::default() }
 }
@@ -60,6 +62,20 @@ pub(super) fn request(gpu: &str, size_bytes: u64) -> AcquireRequest {
         hcas: Vec::new(),
         signal: false,
         label: "test".to_owned(),
+    }
+}
+
+/// Ranges of adopted memory with one HCA, each for itself.
+pub(super) fn ranges_of(memory: MemoryId, ranges: &[std::ops::Range<u64>]) -> RegisterRequest {
+    let memory = MemoryRef::Adopted(memory);
+    let range =
+        |range: &std::ops::Range<u64>| RangeRequest { memory, offset: range.start, len_bytes: range.end - range.start };
+    RegisterRequest {
+        ranges: ranges.iter().map(range).collect(),
+        access: gdrd_hal::Access::DATA,
+        hcas: vec!["mlx5_0".to_owned()],
+        merging: Merging::None,
+        piece_bytes: 0,
     }
 }
 
@@ -264,6 +280,76 @@ impl Rig {
         }
     }
 
+    pub(super) fn try_adopt(
+        &mut self,
+        session: SessionId,
+        kind: AdoptedKind,
+        len: u64,
+    ) -> Result<MemoryId, EngineError> {
+        let call = self.call();
+        let memory = NewMemory { kind, len_bytes: len, gpu: Some("GPU0".to_owned()) };
+        self.apply(Input::Adopt { call, session, memory });
+        match self.answered(call)? {
+            Answer::Adopted(memory) => Ok(memory),
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    pub(super) fn adopt(&mut self, session: SessionId, len_bytes: u64) -> MemoryId {
+        self.try_adopt(session, AdoptedKind::Memfd, len_bytes).expect("the memory is adopted")
+    }
+
+    /// Asks for registrations; the answer may come later.
+    pub(super) fn ask_register(&mut self, session: SessionId, request: RegisterRequest) -> CallId {
+        let call = self.call();
+        self.apply(Input::Register { call, session, request });
+        call
+    }
+
+    /// Registers ranges with the first HCA and lets everything happen that must.
+    pub(super) fn register(
+        &mut self,
+        session: SessionId,
+        memory: MemoryId,
+        ranges: &[std::ops::Range<u64>],
+    ) -> Vec<RegistrationId> {
+        let call = self.ask_register(session, ranges_of(memory, ranges));
+        self.settle();
+        self.registered(call)
+    }
+
+    pub(super) fn registered(&mut self, call: CallId) -> Vec<RegistrationId> {
+        match self.answer(call) {
+            Some(Ok(Answer::Registered(registrations))) => registrations,
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    pub(super) fn deregister(&mut self, session: SessionId, registrations: Vec<RegistrationId>) -> u64 {
+        let call = self.call();
+        self.apply(Input::Deregister { call, session, registrations });
+        match self.answered(call) {
+            Ok(Answer::Deregistered(count)) => count,
+            Err(EngineError::ShuttingDown | EngineError::SessionEnded) => 0,
+            answer => panic!("{answer:?}"),
+        }
+    }
+
+    /// A figure of the statistics without labels.
+    pub(super) fn figure(&self, name: &str) -> u64 {
+        let stats = self.core.stats();
+        let value = stats.iter().find(|s| s.name == name).expect("the figure is there").value;
+        // Test figures are far below 2^53.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let figure = value as u64;
+        figure
+    }
+
+    /// Cached regions that are registered, or on their way in or out.
+    pub(super) fn regions(&self) -> usize {
+        self.core.regions.len()
+    }
+
     /// Lets time pass, and what is due happen.
     pub(super) fn pass(&mut self, time: Duration) {
         self.now += u64::try_from(time.as_nanos()).expect("test times are short");
@@ -292,6 +378,7 @@ impl Rig {
         let input = match pending {
             Pending::Job(job) => self.finish_job(job, failed),
             Pending::Quiesce { allocation, .. } => Input::Quiesced { allocation },
+            Pending::QuiesceRegion { region } => Input::RegionQuiesced { region },
             Pending::Shed { tenant, allocation, hca, slot } => {
                 if let Some(memory) = self.hardware.memory.get_mut(&allocation) {
                     memory.registered.retain(|registered| *registered != (hca, slot));
@@ -332,6 +419,20 @@ impl Rig {
                 assert!(memory.remove(&allocation).is_some());
                 self.hardware.kept.retain(|_, kept| *kept != allocation);
                 Input::Freed { allocation }
+            }
+            Job::RegisterRegion { region, source, range, .. } => {
+                if result.is_ok() {
+                    self.hardware.regions.insert(region, source);
+                }
+                Input::RegionRegistered { region, result: result.map(|()| range.start), cost_ns: 1000 }
+            }
+            Job::DeregisterRegion { region } => {
+                assert!(self.hardware.regions.remove(&region).is_some());
+                Input::RegionDeregistered { region, result }
+            }
+            Job::CloseMemory { memory } => {
+                assert!(self.hardware.adopted.remove(&memory));
+                Input::MemoryClosed { memory }
             }
             Job::CreateQueuePair { queue_pair, .. } => {
                 if result.is_err() {

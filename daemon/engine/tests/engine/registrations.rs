@@ -1,0 +1,381 @@
+//! Adopted memory and registrations of its ranges, on a simulated host: what others have reported of their caches, with
+//! a real driver's answers.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+
+use gdrd_engine::{
+    Access, AdoptRequest, AdoptedKind, EngineError, LeaseId, MemoryId, MemoryRef, Merging, RangeRequest,
+    RegisterRequest, RegisteredRange, SessionId,
+};
+use gdrd_ring::{LocalSpan, RemoteSpan, Status};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use crate::wire::{Client, local, remote, write};
+use crate::world::{MIB, World, read};
+
+/// Host memory of a client.
+fn memfd(len_bytes: u64) -> OwnedFd {
+    let fd = memfd_create("a client's", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
+    ftruncate(&fd, len_bytes).expect("a length");
+    fd
+}
+
+/// What stands for the dma-buf of a client's own GPU memory on a simulated host.
+fn device_memory(len_bytes: u64) -> OwnedFd {
+    let fd = memfd_create("gdrd-sim-gpu-of-a-client", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+    let fd = fd.expect("a memfd");
+    ftruncate(&fd, len_bytes).expect("a length");
+    gdrd_shm::add_seals(&fd, gdrd_shm::Seals::SHRINK | gdrd_shm::Seals::GROW).expect("it takes seals");
+    fd
+}
+
+fn again(fd: &OwnedFd) -> OwnedFd {
+    fd.try_clone().expect("a descriptor")
+}
+
+fn asked(fd: OwnedFd) -> AdoptRequest {
+    AdoptRequest { fd, other_mapping: None, gpu: Some("GPU0".to_owned()) }
+}
+
+fn adopt(world: &World, session: SessionId, fd: OwnedFd) -> MemoryId {
+    world.engine.adopt(session, asked(fd)).expect("the memory is adopted").id
+}
+
+fn request(memory: MemoryRef, ranges: &[(u64, u64)]) -> RegisterRequest {
+    let range = |(offset, len_bytes): &(u64, u64)| RangeRequest { memory, offset: *offset, len_bytes: *len_bytes };
+    RegisterRequest {
+        ranges: ranges.iter().map(range).collect(),
+        access: Access::DATA,
+        hcas: vec!["mlx5_0".to_owned()],
+        merging: Merging::None,
+        piece_bytes: 0,
+    }
+}
+
+fn try_register(
+    world: &World,
+    session: SessionId,
+    memory: MemoryId,
+    ranges: &[(u64, u64)],
+) -> Result<Vec<RegisteredRange>, EngineError> {
+    let request = request(MemoryRef::Adopted(memory), ranges);
+    Ok(world.engine.register(session, request).wait()?.keep())
+}
+
+fn register(world: &World, session: SessionId, memory: MemoryId, range: (u64, u64)) -> RegisteredRange {
+    try_register(world, session, memory, &[range]).expect("it is registered").remove(0)
+}
+
+fn span_of(range: &RegisteredRange, offset: u64, len_bytes: u32) -> LocalSpan {
+    let part = &range.parts[0];
+    let (slot, generation) = (part.registration.slot.0, part.registration.generation.0);
+    LocalSpan { slot, generation, offset: part.slot_offset + offset, len_bytes }
+}
+
+fn remote_of(range: &RegisteredRange, offset: u64) -> RemoteSpan {
+    let registration = &range.parts[0].registration;
+    RemoteSpan { rkey: registration.rkey.0, iova: registration.iova + offset }
+}
+
+fn open_fds() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("procfs").count()
+}
+
+/// Regions that an HCA has, in whatever state.
+fn regions(world: &World) -> u64 {
+    world.stat("gdrd_cache_regions")
+}
+
+#[test]
+fn a_queue_pair_of_another_tenant_writes_into_adopted_memory_and_out_of_it() {
+    let world = World::new();
+    let (near, far) = (world.session(1), world.session(2));
+    let fd = memfd(4 * MIB);
+    let memory = adopt(&world, far, again(&fd));
+    let range = register(&world, far, memory, (MIB + 77, MIB));
+    let (lease, ours) = world.acquire(near).keep();
+    let (mut a, mut b) = (Client::new(&world, near, "mlx5_0"), Client::new(&world, far, "mlx5_0"));
+    Client::connect(&world, (near, &a), (far, &b));
+    let bytes: Vec<u8> = (0..=250).cycle().take(64 << 10).collect();
+    crate::world::write(&ours, 0, &bytes);
+    a.post(1, write(local(&lease, "mlx5_0", 0, 64 << 10), remote_of(&range, 5)));
+    a.expect(1, Status::Success);
+    let at = usize::try_from(MIB).expect("small") + 77 + 5;
+    assert_eq!(read(&fd, 2 * MIB)[at..at + bytes.len()], bytes);
+    b.post(2, write(span_of(&range, 5, 64 << 10), remote(&lease, "mlx5_0", MIB)));
+    b.expect(2, Status::Success);
+    assert_eq!(read(&ours, 2 * MIB)[1 << 20..(1 << 20) + bytes.len()], bytes);
+}
+
+#[test]
+fn nothing_reaches_memory_that_was_given_up() {
+    let world = World::new();
+    let (near, far) = (world.session(1), world.session(2));
+    let fd = memfd(MIB);
+    let memory = adopt(&world, far, again(&fd));
+    let range = register(&world, far, memory, (0, MIB));
+    let (lease, _memory) = world.acquire(near).keep();
+    let (mut a, mut b) = (Client::new(&world, near, "mlx5_0"), Client::new(&world, far, "mlx5_0"));
+    Client::connect(&world, (near, &a), (far, &b));
+    world.engine.disown(far, memory).wait().expect("it is given up");
+    assert_eq!((regions(&world), world.stat("gdrd_adopted_memories")), (0, 0));
+    b.post(1, write(span_of(&range, 0, 64), remote(&lease, "mlx5_0", 0)));
+    b.expect(1, Status::Stale);
+    a.post(2, write(local(&lease, "mlx5_0", 0, 64), remote_of(&range, 0)));
+    a.expect(2, Status::RemAccessErr);
+}
+
+#[test]
+fn descriptors_are_as_many_after_as_before() {
+    // ofiwg/libfabric#10708, ROCm/rocm-systems#9692: a descriptor for each registration, kept.
+    let world = World::new();
+    let session = world.session(1);
+    // Threads and domains that stay.
+    world.engine.disown(session, adopt(&world, session, memfd(MIB))).wait().expect("given up");
+    let first = adopt(&world, session, memfd(MIB));
+    register(&world, session, first, (0, MIB));
+    world.engine.disown(session, first).wait().expect("given up");
+    let before = open_fds();
+    for _ in 0..50 {
+        let memory = adopt(&world, session, memfd(MIB));
+        register(&world, session, memory, (0, MIB));
+        world.engine.disown(session, memory).wait().expect("given up");
+    }
+    // Other tests of this process open some as well, so this one looks for fifty.
+    assert!(open_fds() < before + 50, "{} descriptors, {before} before", open_fds());
+}
+
+#[test]
+fn what_is_no_memory_is_refused_with_the_alternative() {
+    let world = World::new();
+    let session = world.session(1);
+    let unsealable = memfd_create("x", MemfdFlags::CLOEXEC).expect("a memfd");
+    ftruncate(&unsealable, MIB).expect("a length");
+    let (_, ours) = world.acquire(session).keep();
+    let host = gdrd_engine::AcquireRequest {
+        place: gdrd_engine::MemoryPlace::Host { near_gpu: Some("GPU0".to_owned()) },
+        ..crate::world::request("GPU0", MIB)
+    };
+    let (_, lent) = world.try_acquire(session, host).expect("a host buffer").keep();
+    let empty = memfd(0);
+    let cases: [(OwnedFd, &str); 5] = [
+        (File::open("/dev/null").expect("it opens").into(), "cuMemGetHandleForAddressRange"),
+        (rustix::pipe::pipe().expect("a pipe").0, "memfd"),
+        (unsealable, "MFD_ALLOW_SEALING"),
+        (empty, "no bytes"),
+        (lent, "lent by this daemon"),
+    ];
+    for (fd, told) in cases {
+        let refused = world.engine.adopt(session, asked(fd)).expect_err(told);
+        assert_eq!(refused.reason(), "MEMORY_NOT_ADOPTABLE", "{refused}");
+        assert!(refused.to_string().contains(told), "{refused}");
+    }
+    drop(ours);
+    assert_eq!(world.stat("gdrd_adopted_memories"), 0);
+}
+
+#[test]
+fn adopted_host_memory_cannot_be_resized_any_more() {
+    let world = World::new();
+    let session = world.session(1);
+    let fd = memfd(MIB);
+    adopt(&world, session, again(&fd));
+    assert!(ftruncate(&fd, 0).is_err() && ftruncate(&fd, 2 * MIB).is_err());
+}
+
+#[test]
+fn the_other_kind_of_mapping_is_tried_and_remembered() {
+    // openucx/ucx#11584, ai-dynamo/nixl#1694: error 524 or EFAULT with the kind that was chosen from the GPU alone.
+    let world = World::new();
+    let session = world.session(1);
+    let fd = device_memory(8 * MIB);
+    let both = AdoptRequest { other_mapping: Some(again(&fd)), ..asked(again(&fd)) };
+    let memory = world.engine.adopt(session, both).expect("both are dma-bufs");
+    assert_eq!((memory.kind, memory.len_bytes), (AdoptedKind::DmaBuf, 8 * MIB));
+    world.sim.inject_text("register on mlx5_0: fail eio times 1").expect("a script");
+    register(&world, session, memory.id, (0, MIB));
+    // The second is asked first from here on: were it the first, it would fail, and the other take over unseen.
+    world.sim.inject_text("register on mlx5_0: fail eio times 2").expect("a script");
+    let refused = try_register(&world, session, memory.id, &[(2 * MIB, MIB)]).expect_err("both kinds fail");
+    assert_eq!(refused.reason(), "DRIVER_FAILED");
+    register(&world, session, memory.id, (2 * MIB, MIB));
+    let host = AdoptRequest { other_mapping: Some(memfd(MIB)), ..asked(memfd(MIB)) };
+    assert_eq!(world.engine.adopt(session, host).expect_err("host memory has one").reason(), "MEMORY_NOT_ADOPTABLE");
+}
+
+#[test]
+fn an_hca_without_dma_bufs_says_so_and_what_it_takes() {
+    // NVIDIA/nccl#778, microsoft/mscclpp#657: EOPNOTSUPP (95), EINVAL (22), then EFAULT from another path. There is no
+    // other path here: an address of another process means nothing to the daemon.
+    let world = World::new();
+    let session = world.session(1);
+    let memory = adopt(&world, session, device_memory(MIB));
+    for (errno, reason) in [("eopnotsupp", "UNSUPPORTED"), ("einval", "BAD_ARGUMENT"), ("eio", "DRIVER_FAILED")] {
+        world.sim.inject_text(&format!("register on mlx5_0: fail {errno} times 1")).expect("a script");
+        let refused = try_register(&world, session, memory, &[(0, MIB)]).expect_err(errno);
+        assert_eq!(refused.reason(), reason, "{refused}");
+        assert!(refused.to_string().contains("mlx5_0"), "{refused}");
+        assert_eq!(reason == "UNSUPPORTED", refused.to_string().contains("memfd"), "{refused}");
+    }
+    assert_eq!((regions(&world), world.stat("gdrd_registered_ranges")), (0, 0));
+}
+
+#[test]
+fn a_full_hca_drops_idle_regions_and_tries_once_more() {
+    // ofiwg/libfabric#6663, NVIDIA/nccl#563: -12 while unused entries could be dropped.
+    let world = World::new();
+    let session = world.session(1);
+    let memory = adopt(&world, session, memfd(64 * MIB));
+    let idle: Vec<_> = (0..4).map(|index| register(&world, session, memory, (index * 2 * MIB, MIB)).id).collect();
+    assert_eq!(world.engine.deregister(session, idle), Ok(4));
+    world.sim.inject_text("register on mlx5_0: fail enomem times 1").expect("a script");
+    register(&world, session, memory, (32 * MIB, MIB));
+    assert_eq!(world.stat("gdrd_cache_evicted_total"), 4);
+    world.sim.inject_text("register on mlx5_0: fail enomem times 1").expect("a script");
+    let refused = try_register(&world, session, memory, &[(40 * MIB, MIB)]).expect_err("nothing idle is left");
+    assert_eq!(refused.reason(), "HCA_EXHAUSTED");
+    // rootless-containers/usernetes#373, NVIDIA/nvidia-container-toolkit#2037: which limit it may be is in the message.
+    assert!(refused.to_string().contains("RLIMIT_MEMLOCK"), "{refused}");
+}
+
+#[test]
+fn a_batch_that_fails_half_way_leaves_nothing_half_made() {
+    let world = World::new();
+    let session = world.session(1);
+    let memory = adopt(&world, session, memfd(64 * MIB));
+    world.sim.inject_text("register on mlx5_0 after 5: fail eio times 1").expect("a script");
+    let ranges: Vec<_> = (0..12).map(|index| (index * 4 * MIB, MIB)).collect();
+    let refused = try_register(&world, session, memory, &ranges).expect_err("one of them fails");
+    assert_eq!(refused.reason(), "DRIVER_FAILED");
+    assert_eq!(world.stat("gdrd_registered_ranges"), 0);
+    let all = try_register(&world, session, memory, &ranges).expect("the next one works");
+    assert_eq!(all.len(), 12);
+}
+
+#[test]
+fn deregistering_asks_the_driver_nothing_about_the_memory() {
+    // meta-pytorch/torchcomms#1356: the memory is gone when its registration ends.
+    let world = World::new();
+    let session = world.session(1);
+    let fd = device_memory(MIB);
+    let memory = adopt(&world, session, again(&fd));
+    let range = register(&world, session, memory, (0, MIB));
+    drop(fd);
+    assert_eq!(world.engine.deregister(session, vec![range.id]), Ok(1));
+    world.engine.disown(session, memory).wait().expect("given up");
+    assert_eq!(regions(&world), 0);
+}
+
+#[test]
+fn frees_and_deregistrations_of_two_threads_leave_nothing() {
+    // Mellanox/nv_peer_memory#14, #53, #92, #120: the callback of a free races with a deregistration.
+    let world = World::new();
+    let session = world.session(1);
+    for _ in 0..300 {
+        let memory = adopt(&world, session, memfd(64 << 10));
+        let range = register(&world, session, memory, (0, 64 << 10));
+        let ended = thread::scope(|scope| {
+            let ender = scope.spawn(|| world.engine.deregister(session, vec![range.id]));
+            world.engine.disown(session, memory).wait().expect("given up");
+            ender.join().expect("it does not panic").expect("done either way")
+        });
+        assert!(ended <= 1);
+        assert_eq!((regions(&world), world.stat("gdrd_adopted_memories")), (0, 0));
+    }
+}
+
+#[test]
+fn the_end_of_a_session_gives_back_all_it_had_adopted() {
+    let world = World::new();
+    let session = world.session(1);
+    for _ in 0..3 {
+        let memory = adopt(&world, session, memfd(MIB));
+        register(&world, session, memory, (0, MIB));
+    }
+    world.engine.close_session(session, "test");
+    world.until("everything to go", || regions(&world) == 0 && world.stat("gdrd_tenants") == 0);
+    assert_eq!((world.stat("gdrd_adopted_bytes"), world.stat("gdrd_registered_ranges")), (0, 0));
+}
+
+#[test]
+fn a_range_of_a_lease_with_other_rights_is_registered_and_ends_with_it() {
+    let world = World::new();
+    let session = world.session(1);
+    let (lease, _memory) = world.acquire(session).keep();
+    let strict = Access { relaxed_ordering: false, ..Access::DATA };
+    let request = RegisterRequest { access: strict, ..request(MemoryRef::Lease(lease.id), &[(4096, 4096)]) };
+    let ranges = world.engine.register(session, request.clone()).wait().expect("registered").keep();
+    assert_eq!(ranges[0].parts[0].registration.access, strict);
+    assert_eq!(world.engine.lookup(session, ranges[0].id).as_ref(), Ok(&ranges[0]));
+    world.release(session, lease.id);
+    world.settle();
+    assert_eq!(regions(&world), 0);
+    let gone = world.engine.register(session, request).wait().expect_err("the lease has ended");
+    assert_eq!(gone, EngineError::UnknownLease { lease: lease.id.0 });
+    assert!(world.engine.lookup(session, ranges[0].id).is_err());
+    let never = RegisterRequest {
+        ranges: vec![RangeRequest { memory: MemoryRef::Lease(LeaseId(9999)), offset: 0, len_bytes: 1 }],
+        ..strict_request()
+    };
+    assert_eq!(world.engine.register(session, never).wait().expect_err("no such lease").reason(), "LEASE_UNKNOWN");
+}
+
+fn strict_request() -> RegisterRequest {
+    request(MemoryRef::Lease(LeaseId(0)), &[])
+}
+
+#[test]
+fn registrations_that_nobody_takes_are_taken_back() {
+    let world = World::new();
+    let session = world.session(1);
+    let memory = adopt(&world, session, memfd(MIB));
+    let grant = world.engine.register(session, request(MemoryRef::Adopted(memory), &[(0, MIB)])).wait();
+    drop(grant.expect("it is registered"));
+    assert_eq!(world.stat("gdrd_registered_ranges"), 0);
+}
+
+#[test]
+fn evictions_under_use_by_many_threads_end_no_registration_that_is_held() {
+    let mut config = crate::world::config();
+    config.cache.max_idle_regions = 2;
+    let world = World::with(config);
+    let (near, far) = (world.session(1), world.session(2));
+    let fd = memfd(16 * MIB);
+    let memory = adopt(&world, far, again(&fd));
+    let held = register(&world, far, memory, (0, MIB));
+    let (lease, _ours) = world.acquire(near).keep();
+    let (mut a, b) = (Client::new(&world, near, "mlx5_0"), Client::new(&world, far, "mlx5_0"));
+    Client::connect(&world, (near, &a), (far, &b));
+    thread::scope(|scope| {
+        for worker in 0..3_u64 {
+            let world = &world;
+            scope.spawn(move || {
+                for round in 0..100 {
+                    let start = (2 + (worker * 100 + round) % 13) * MIB;
+                    let range = register(world, far, memory, (start, 4096));
+                    assert_eq!(world.engine.deregister(far, vec![range.id]), Ok(1));
+                }
+            });
+        }
+        for wr_id in 0..100 {
+            a.post(wr_id, write(local(&lease, "mlx5_0", 0, 4096), remote_of(&held, 0)));
+            a.expect(wr_id, Status::Success);
+        }
+    });
+    assert!(world.stat("gdrd_cache_evicted_total") > 0);
+    world.until("idle regions to be few", || regions(&world) <= 3);
+}
+
+#[test]
+fn a_lent_fd_of_memory_is_looked_at_before_anything_else() {
+    // A descriptor that is open for reading alone cannot be sealed.
+    let world = World::new();
+    let session = world.session(1);
+    let fd = memfd(MIB);
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd()));
+    let read_only: OwnedFd = File::open(path).expect("it opens").into();
+    let refused = world.engine.adopt(session, asked(read_only)).expect_err("read-only");
+    assert!(refused.to_string().contains("open for writing"), "{refused}");
+}
