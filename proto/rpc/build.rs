@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const FILES: [&str; 5] = ["topology", "buffers", "queue_pairs", "host", "session"];
+const FILES: [&str; 6] = ["topology", "buffers", "registrations", "queue_pairs", "host", "session"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("..");

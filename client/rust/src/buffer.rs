@@ -15,6 +15,7 @@ use crate::bytes::MemoryReader;
 use crate::error::ClientError;
 use crate::finish::FinishOnDrop;
 use crate::options::AcquireOptions;
+use crate::registered::MemoryName;
 use crate::remote::RemoteBuffer;
 use crate::session::{Expectation, Live, Session, Subject};
 
@@ -321,6 +322,8 @@ impl Buffer {
         let mut fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(fd) = fd.take() {
             let segment = Segment::map(fd, Access::ReadWrite)?;
+            let name = MemoryName::Lease(self.lease_id);
+            self.session.mappings().add(segment.address(), segment.len_bytes(), name);
             // The lock is held and the descriptor was there, so nobody else has set it.
             let _ = self.memory.set(segment);
         }
@@ -379,6 +382,7 @@ impl Buffer {
     /// [`ClientError::Refused`], such as for receives that are still posted to it; then it is released in the
     /// background as by a drop, which may be refused again and is then left to the end of the session.
     pub async fn release(mut self) -> Result<(), ClientError> {
+        self.session.mappings().forget(MemoryName::Lease(self.lease_id));
         // Which lease is meant is certain without its generation, which a restart of the daemon changes.
         self.session.release_lease(self.lease_id, 0).await?;
         self.held = false;
@@ -415,6 +419,7 @@ fn registrations(told: Vec<v1::Registration>) -> Vec<Registration> {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        self.session.mappings().forget(MemoryName::Lease(self.lease_id));
         if self.held && self.session.end().is_none() {
             let (session, lease_id) = (self.session.clone(), self.lease_id);
             let runtime = session.runtime().clone();

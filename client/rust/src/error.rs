@@ -64,6 +64,14 @@ pub enum ClientError {
         /// The daemon's message.
         message: String,
     },
+    /// Memory was not adopted.
+    #[error("memory was not adopted: {message}{}", bracketed(reason))]
+    NotAdopted {
+        /// Stable reason string, as in docs/errors.md.
+        reason: String,
+        /// What the daemon said, with the alternative.
+        message: String,
+    },
     /// The session is over, and with it every lease and queue pair it held. Open a new one.
     #[error("the session has ended: {message}{}", bracketed(reason))]
     SessionEnded {
@@ -129,7 +137,10 @@ impl ClientError {
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
-            Self::Refused { reason, .. } | Self::SessionRefused { reason, .. } | Self::SessionEnded { reason, .. }
+            Self::Refused { reason, .. }
+            | Self::SessionRefused { reason, .. }
+            | Self::NotAdopted { reason, .. }
+            | Self::SessionEnded { reason, .. }
                 if !reason.is_empty() =>
             {
                 Some(reason)

@@ -23,6 +23,7 @@
 //! the first use of a CUDA GPU's memory.
 #![forbid(unsafe_code)]
 
+mod adopted;
 mod buffer;
 mod bytes;
 mod calls;
@@ -33,12 +34,16 @@ mod finish;
 mod hits;
 mod leases;
 mod options;
+mod parting;
 mod queue_pair;
+mod registered;
+mod registration_cache;
 mod remote;
 mod runtime_dir;
 mod session;
 mod topology;
 
+pub use adopted::{AdoptOptions, AdoptedMemory};
 pub use buffer::{Buffer, MemoryKind, Registration};
 pub use client::{Client, ClientOptions};
 pub use error::ClientError;
@@ -51,6 +56,8 @@ pub use hits::{EntryId, Hit, HitCache, Inserted, NotInserted, Region};
 pub use leases::LeaseWatch;
 pub use options::{AcquireOptions, QueuePairOptions};
 pub use queue_pair::{Endpoint, QueuePair};
+pub use registered::{RangeOf, RegisterOptions, RegisteredRange};
+pub use registration_cache::{RegistrationCache, RegistrationHit};
 pub use remote::RemoteBuffer;
 pub use runtime_dir::{GRPC_SOCKET, RuntimeDir, SESSION_SOCKET};
 pub use session::{Session, SessionEnd};

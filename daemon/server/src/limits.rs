@@ -44,6 +44,9 @@ impl Default for ServerLimits {
 /// Longest gRPC request, bytes; the longest sensible one has a few names.
 pub(crate) const MAX_REQUEST_BYTES: usize = 64 * 1024;
 
+/// Longest request to register, bytes: 4096 ranges of 40 bytes, and some names.
+pub(crate) const MAX_BATCH_REQUEST_BYTES: usize = 192 * 1024;
+
 /// Longest gRPC header list, bytes.
 pub(crate) const MAX_HEADER_BYTES: u32 = 16 * 1024;
 

@@ -202,6 +202,12 @@ impl Segment {
         self.access
     }
 
+    /// Where it is mapped in this process: a name for its bytes, to look them up by; nothing is reached through it.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.base.as_ptr().addr() as u64
+    }
+
     /// The descriptor behind the mapping.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {

@@ -232,6 +232,40 @@ pub enum Command {
         /// Depths of both queues, 0 for the default.
         depth: u32,
     },
+    /// Makes host memory of its own, adopts it and maps it.
+    Adopt {
+        /// Name of the memory.
+        memory: String,
+        /// Length, bytes.
+        size: u64,
+        /// GPU that it is near to.
+        gpu: String,
+    },
+    /// Registers a range of adopted memory with one HCA. Answers it as a peer needs it, in hex.
+    RegisterRange {
+        /// Name of the memory.
+        memory: String,
+        /// Start, bytes.
+        offset: u64,
+        /// Length, bytes.
+        len: u64,
+        /// HCA.
+        hca: String,
+    },
+    /// Reads adopted memory. Answers hex.
+    PeekAdopted {
+        /// Name of the memory.
+        memory: String,
+        /// Start, bytes.
+        offset: u64,
+        /// Length, bytes.
+        len: usize,
+    },
+    /// Gives adopted memory up, and waits until no NIC reaches it.
+    Disown {
+        /// Name of the memory.
+        memory: String,
+    },
     /// Connects to the endpoint in a blob.
     ConnectQueuePair {
         /// Queue pair.

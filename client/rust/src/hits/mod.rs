@@ -149,6 +149,11 @@ impl<T> HitCache<T> {
         if self.mark.is_ours() { self.writer().remove(self, entry) } else { Vec::new() }
     }
 
+    /// Takes out every entry that has a byte within `len_bytes` at `address`, as [`HitCache::remove`] does.
+    pub fn remove_within(&self, address: u64, len_bytes: u64) -> Vec<T> {
+        if self.mark.is_ours() { self.writer().remove_within(self, address, len_bytes) } else { Vec::new() }
+    }
+
     /// Regions that can be found.
     #[must_use]
     pub fn len(&self) -> usize {

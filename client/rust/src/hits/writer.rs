@@ -171,6 +171,21 @@ impl<T> Writer<T> {
         self.sweep(cache)
     }
 
+    pub(super) fn remove_within(&mut self, cache: &HitCache<T>, address: u64, len_bytes: u64) -> Vec<T> {
+        let end = address.saturating_add(len_bytes);
+        cache.sequence.begin_write();
+        // The one before may reach in.
+        let before = self.plain.find(address).filter(|before| before.start.saturating_add(before.len_bytes) > address);
+        if let Some(before) = before {
+            self.unlink(cache, before.entry);
+        }
+        while let Some(within) = self.plain.find_from(address).filter(|within| within.start < end) {
+            self.unlink(cache, within.entry);
+        }
+        cache.sequence.end_write();
+        self.sweep(cache)
+    }
+
     /// Takes the payloads of parted entries that nobody holds, in the order in which they parted.
     pub(super) fn sweep(&mut self, cache: &HitCache<T>) -> Vec<T> {
         if self.parted.is_empty() {

@@ -1,7 +1,9 @@
 //! A session: opened by a handshake on the session socket, kept by one task that reads it, ended with the socket.
 
+mod adopt;
 mod deliveries;
 mod prove;
+mod questions;
 mod socket;
 
 use std::path::Path;
@@ -21,11 +23,13 @@ use tonic::{Request, Status};
 
 use deliveries::Deliveries;
 pub(crate) use deliveries::{Delivery, Expectation, Live, Subject};
-use prove::Proofs;
+use questions::Questions;
 use socket::{Packet, SessionSocket};
 
 use crate::calls::{CallContext, Token};
 use crate::error::ClientError;
+use crate::parting::Parting;
+use crate::registration_cache::Mappings;
 
 /// How a session ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,9 +65,12 @@ struct Shared {
     channel: Channel,
     context: CallContext,
     socket: Arc<SessionSocket>,
-    page: GenerationReader,
+    page: Arc<GenerationReader>,
+    mappings: Mappings,
+    parting: Arc<Parting>,
     deliveries: Deliveries,
-    proofs: Proofs,
+    proofs: Questions<v1::GpusProven>,
+    adoptions: Questions<v1::Adopted>,
     end: watch::Receiver<Option<SessionEnd>>,
     /// How often the daemon was started again and took the session up.
     resumed: watch::Receiver<u64>,
@@ -96,7 +103,10 @@ impl Session {
         let socket = Arc::new(socket);
         let token = Token::new(&welcome.token);
         let deliveries = deliveries_of(channel.clone(), token.clone(), context.clone());
-        let proofs = Proofs::default();
+        let (proofs, adoptions) = (Questions::default(), Questions::default());
+        let page = Arc::new(page);
+        let mappings = Mappings::new(Arc::clone(&page))?;
+        let parting = Parting::new(channel.clone(), token.clone(), context.clone(), Handle::current());
         let (end_sender, end) = watch::channel(None);
         let (resumed_sender, resumed) = watch::channel(0);
         let reader = Reader {
@@ -104,6 +114,8 @@ impl Session {
             deliveries: deliveries.clone(),
             proofs: proofs.clone(),
             resumed: resumed_sender,
+            adoptions: adoptions.clone(),
+            parting: Arc::clone(&parting),
         };
         let reader = tokio::spawn(reader.run(end_sender)).abort_handle();
         let (id, runtime) = (welcome.session_id, Handle::current());
@@ -114,8 +126,11 @@ impl Session {
             context,
             socket,
             page,
+            mappings,
+            parting,
             deliveries,
             proofs,
+            adoptions,
             end,
             resumed,
             reader,
@@ -167,6 +182,14 @@ impl Session {
     #[must_use]
     pub fn generation_of(&self, slot: u32) -> Option<u64> {
         self.0.page.current(slot)
+    }
+
+    pub(crate) fn mappings(&self) -> &Mappings {
+        &self.0.mappings
+    }
+
+    pub(crate) fn parting(&self) -> &Arc<Parting> {
+        &self.0.parting
     }
 
     pub(crate) fn channel(&self) -> Channel {
@@ -353,7 +376,9 @@ fn check_versions(daemon: v1::Versions) -> Result<(), ClientError> {
 struct Reader {
     socket: Arc<SessionSocket>,
     deliveries: Deliveries,
-    proofs: Proofs,
+    proofs: Questions<v1::GpusProven>,
+    adoptions: Questions<v1::Adopted>,
+    parting: Arc<Parting>,
     resumed: watch::Sender<u64>,
 }
 
@@ -370,6 +395,7 @@ impl Reader {
         end.send_replace(Some(ended));
         self.deliveries.end();
         self.proofs.end();
+        self.adoptions.end();
         self.socket.shutdown();
     }
 
@@ -385,7 +411,15 @@ impl Reader {
                 Ok(None)
             }
             daemon_message::Message::GpusProven(proven) => {
-                self.proofs.answer(proven);
+                // Nobody is left to tell where it is not taken.
+                let _ = self.proofs.answer(proven.request_id, proven);
+                Ok(None)
+            }
+            daemon_message::Message::Adopted(adopted) => {
+                if let Err(adopted) = self.adoptions.answer(adopted.request_id, adopted) {
+                    // Its call was given up: the memory goes back.
+                    adopted.memories.iter().for_each(|memory| self.parting.disown(memory.memory_id));
+                }
                 Ok(None)
             }
             daemon_message::Message::Goodbye(goodbye) => {

@@ -141,7 +141,7 @@ fn keyless(mut lease: v1::Lease) -> v1::Lease {
     lease
 }
 
-fn registration(info: &RegistrationInfo) -> v1::Registration {
+pub(super) fn registration(info: &RegistrationInfo) -> v1::Registration {
     let access = v1::Access {
         local_write: info.access.local_write,
         remote_write: info.access.remote_write,

@@ -9,6 +9,7 @@ mod connection;
 mod host;
 mod page;
 mod queue_pairs;
+mod registrations;
 mod topology;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use gdrd_proto::FILE_DESCRIPTOR_SET;
 use gdrd_proto::v1::buffers_server::BuffersServer;
 use gdrd_proto::v1::host_server::HostServer;
 use gdrd_proto::v1::queue_pairs_server::QueuePairsServer;
+use gdrd_proto::v1::registrations_server::RegistrationsServer;
 use gdrd_proto::v1::topology_server::TopologyServer;
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
@@ -30,7 +32,10 @@ pub use host::{Backend, Backends, HostFacts};
 pub(crate) use topology::wire_plan;
 
 use crate::admission::Admission;
-use crate::limits::{MAX_HEADER_BYTES, MAX_PLACEMENTS_AT_ONCE, MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES, ServerLimits};
+use crate::limits::{
+    MAX_BATCH_REQUEST_BYTES, MAX_HEADER_BYTES, MAX_PLACEMENTS_AT_ONCE, MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES,
+    ServerLimits,
+};
 use crate::session::Sessions;
 use crate::topology::Topology;
 
@@ -86,10 +91,12 @@ async fn router(parts: Parts, limits: &ServerLimits, admission: &Arc<Admission>,
     let placing = Arc::new(Semaphore::new(MAX_PLACEMENTS_AT_ONCE));
     let topology = topology::TopologyService { topology, stop: stop.clone(), placing };
     let buffers = buffers::Buffers { engine: engine.clone(), sessions: sessions.clone(), stop: stop.clone() };
+    let registrations = registrations::Registrations { engine: engine.clone() };
     let queue_pairs = queue_pairs::QueuePairs { engine, sessions };
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_serving::<TopologyServer<topology::TopologyService>>().await;
     reporter.set_serving::<BuffersServer<buffers::Buffers>>().await;
+    reporter.set_serving::<RegistrationsServer<registrations::Registrations>>().await;
     reporter.set_serving::<QueuePairsServer<queue_pairs::QueuePairs>>().await;
     reporter.set_serving::<HostServer<host::Host>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
@@ -108,6 +115,9 @@ async fn router(parts: Parts, limits: &ServerLimits, admission: &Arc<Admission>,
         .http2_max_header_list_size(MAX_HEADER_BYTES)
         .add_service(bounded!(TopologyServer::new(topology)))
         .add_service(bounded!(BuffersServer::new(buffers)))
+        .add_service(
+            bounded!(RegistrationsServer::new(registrations)).max_decoding_message_size(MAX_BATCH_REQUEST_BYTES),
+        )
         .add_service(bounded!(QueuePairsServer::new(queue_pairs)))
         .add_service(bounded!(HostServer::new(host)))
         .add_service(health)

@@ -54,6 +54,8 @@ pub(super) enum Incoming {
     Hello(v1::Hello),
     /// Proof of the right to GPUs. Its fds must be looked at and closed where waiting does no harm.
     ProveGpus { request_id: u64, fds: Vec<OwnedFd>, cut: bool },
+    /// Memory to adopt. Its fds likewise.
+    Adopt { adopt: v1::Adopt, fds: Vec<OwnedFd>, cut: bool },
 }
 
 /// The connection.
@@ -223,10 +225,16 @@ impl Channel {
         let mut outbox = self.outbox();
         let seen = packet::peek(self.fd(), &mut buffer)?;
         match decode(&buffer, seen)? {
-            client_message::Message::ProveGpus(prove) => {
+            message @ (client_message::Message::ProveGpus(_) | client_message::Message::Adopt(_)) => {
                 let (received, fds) = packet::receive_with_fds(self.fd(), &mut buffer)?;
                 let cut = received.fds_cut || fds.len() > MAX_PACKET_FDS;
-                Ok(Some(Incoming::ProveGpus { request_id: prove.request_id, fds, cut }))
+                Ok(match message {
+                    client_message::Message::ProveGpus(prove) => {
+                        Some(Incoming::ProveGpus { request_id: prove.request_id, fds, cut })
+                    }
+                    client_message::Message::Adopt(adopt) => Some(Incoming::Adopt { adopt, fds, cut }),
+                    _ => None,
+                })
             }
             _ if seen.fds_cut => Err(SessionEnd::UnexpectedFds),
             client_message::Message::Ack(ack) => {

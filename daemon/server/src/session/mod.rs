@@ -4,6 +4,7 @@
 //! the daemon ends it. Owns the table session -> channel that gRPC calls deliver through. What a session may do is
 //! the engine's to say. Must not know: leases, gRPC.
 
+mod adoption;
 mod channel;
 mod goodbye;
 mod listener;

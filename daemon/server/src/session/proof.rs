@@ -29,15 +29,23 @@ impl Proofs {
     /// # Errors
     /// A sentence for the client that says which fd is no device node.
     pub(super) async fn look_at(&self, fds: Vec<OwnedFd>) -> Result<Vec<DeviceNumber>, String> {
-        let stopped = || "the daemon is shutting down".to_owned();
-        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| stopped())?;
-        let looked = tokio::task::spawn_blocking(move || {
+        let looked = self.apart(move || {
             let numbers = device_numbers(&fds);
             drop(fds);
-            drop(place);
             numbers
         });
-        looked.await.map_err(|_| stopped())?
+        looked.await.unwrap_or_else(|| Err("the daemon is shutting down".to_owned()))
+    }
+
+    /// Runs what looks at a client's fds, and drops them, on a thread that may block; `None` when the daemon stops.
+    pub(super) async fn apart<T: Send + 'static>(&self, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        let looked = tokio::task::spawn_blocking(move || {
+            let seen = look();
+            drop(place);
+            seen
+        });
+        looked.await.ok()
     }
 }
 

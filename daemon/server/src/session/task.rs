@@ -14,7 +14,7 @@ use super::channel::{Channel, Incoming};
 use super::goodbye::SessionEnd;
 use super::listener::Shared;
 use super::packet::MAX_PACKET_FDS;
-use super::{Sessions, version};
+use super::{Sessions, adoption, version};
 use crate::peer::Peer;
 use crate::readiness::watch;
 
@@ -90,7 +90,7 @@ async fn open(channel: &Arc<Channel>, shared: &Shared) -> Result<(Open, Events, 
     };
     let hello = match first? {
         Incoming::Hello(hello) => hello,
-        Incoming::ProveGpus { fds, .. } => {
+        Incoming::ProveGpus { fds, .. } | Incoming::Adopt { fds, .. } => {
             close_apart(fds);
             return Err(SessionEnd::Protocol("the first message must be Hello"));
         }
@@ -159,6 +159,10 @@ async fn live(
                         Err(end) => return end,
                     }
                 }
+                Ok(Incoming::Adopt { adopt, fds, cut }) => match take_in(shared, session.id, adopt, fds, cut).await {
+                    Ok(answer) => channel.answer(daemon_message::Message::Adopted(answer)),
+                    Err(end) => return end,
+                },
                 Ok(Incoming::Hello(_)) => return SessionEnd::Protocol("Hello came twice"),
                 Err(end) => return end,
             },
@@ -196,6 +200,31 @@ async fn prove(
         }
         Err(error) => v1::GpusProven { request_id, gpu_uuids: Vec::new(), error },
     })
+}
+
+async fn take_in(
+    shared: &Shared,
+    session: SessionId,
+    adopt: v1::Adopt,
+    fds: Vec<OwnedFd>,
+    cut: bool,
+) -> Result<v1::Adopted, SessionEnd> {
+    if cut {
+        close_apart(fds);
+        return Err(SessionEnd::TooManyFds { limit: MAX_PACKET_FDS });
+    }
+    let v1::Adopt { request_id, items } = adopt;
+    let timeout = shared.limits.proof_timeout;
+    let engine = shared.engine.clone();
+    let looked =
+        tokio::time::timeout(timeout, shared.proofs.apart(move || adoption::adopt(&engine, session, items, fds)));
+    match looked.await.map_err(|_| SessionEnd::ProofTimeout(timeout))? {
+        Some(Ok(memories)) => Ok(v1::Adopted { request_id, memories, ..Default::default() }),
+        Some(Err((reason, message))) => {
+            Ok(v1::Adopted { request_id, reason: reason.to_owned(), message, ..Default::default() })
+        }
+        None => Err(SessionEnd::ShuttingDown),
+    }
 }
 
 /// Closes a client's fds where that may block.

@@ -57,3 +57,11 @@ pub(crate) fn hold() -> anyhow::Result<()> {
         std::thread::park();
     }
 }
+
+/// Host memory of this process.
+pub(crate) fn memfd(len_bytes: u64) -> anyhow::Result<OwnedFd> {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("puppet", flags)?;
+    rustix::fs::ftruncate(&fd, len_bytes)?;
+    Ok(fd)
+}

@@ -9,8 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use gdrd_client::v1::lease_event::Event;
 use gdrd_client::{
-    AcquireOptions, Buffer, Client, ClientError, ClientOptions, Completion, Endpoint, LeaseWatch, QueuePair,
-    QueuePairOptions, RuntimeDir, Session, Submission, SubmissionFlags, TopologyWatch,
+    AcquireOptions, AdoptOptions, AdoptedMemory, Buffer, Client, ClientError, ClientOptions, Completion, Endpoint,
+    LeaseWatch, QueuePair, QueuePairOptions, RangeOf, RegisterOptions, RegisteredRange, RuntimeDir, Session,
+    Submission, SubmissionFlags, TopologyWatch,
 };
 use gdrd_harness::script::{Command, Work};
 use gdrd_shm::{Access, Segment};
@@ -33,6 +34,8 @@ pub(crate) struct Stage {
     buffers: HashMap<String, Buffer>,
     kept: HashMap<String, (OwnedFd, Segment)>,
     queue_pairs: HashMap<String, QueuePair>,
+    adopted: HashMap<String, AdoptedMemory>,
+    ranges: Vec<RegisteredRange>,
     started: Vec<Started>,
     lease_watch: Option<LeaseWatch>,
     topology_watch: Option<TopologyWatch>,
@@ -128,6 +131,18 @@ impl Stage {
             Command::DigestKept { kept } => self.digest_kept(&kept),
             Command::CountKept { kept } => Ok(json!(content::count_nonzero(reader_of(self.kept(&kept)?)?)?)),
             Command::FillKept { kept, seed } => content::fill(self.kept(&kept)?, seed).map(|()| Value::Null),
+            Command::Adopt { memory, size, gpu } => self.adopt(memory, size, &gpu).await,
+            Command::RegisterRange { memory, offset, len, hca } => self.register(&memory, offset, len, hca).await,
+            Command::PeekAdopted { memory, offset, len } => {
+                let mut bytes = vec![0; len];
+                self.adopted(&memory)?.memory()?.read_into(offset, &mut bytes)?;
+                Ok(json!(hex::encode(&bytes)))
+            }
+            Command::Disown { memory } => {
+                let taken = self.adopted.remove(&memory).with_context(|| format!("no memory {memory}"))?;
+                taken.disown().await?;
+                Ok(Value::Null)
+            }
             other => self.run_on_queue_pair(other).await,
         }
     }
@@ -170,6 +185,26 @@ impl Stage {
         self.client = Some(client);
         self.session = Some(session);
         Ok(json!(id))
+    }
+
+    fn adopted(&self, name: &str) -> anyhow::Result<&AdoptedMemory> {
+        self.adopted.get(name).with_context(|| format!("no memory {name}"))
+    }
+
+    async fn adopt(&mut self, name: String, size: u64, gpu: &str) -> anyhow::Result<Value> {
+        let memory = self.session()?.adopt(AdoptOptions::memfd(descriptors::memfd(size)?).near(gpu)).await?;
+        let id = memory.id();
+        self.adopted.insert(name, memory);
+        Ok(json!(id))
+    }
+
+    async fn register(&mut self, name: &str, offset: u64, len: u64, hca: String) -> anyhow::Result<Value> {
+        let range = RangeOf::adopted(self.adopted(name)?, offset, len);
+        let options = RegisterOptions::new().hcas([hca.clone()]);
+        let ranges = self.session()?.register(vec![range], options).await?;
+        let blob = ranges.first().context("a registration")?.remote(&hca, 0)?.to_bytes();
+        self.ranges.extend(ranges);
+        Ok(json!(hex::encode(&blob)))
     }
 
     async fn acquire(&mut self, name: String, gpu: &str, size: u64, host: bool) -> anyhow::Result<Value> {
