@@ -23,11 +23,12 @@ pub struct DaemonOptions {
     profile: Option<String>,
     config: Option<String>,
     kept: bool,
+    fault_script: Option<String>,
 }
 
 impl Default for DaemonOptions {
     fn default() -> Self {
-        Self { profile: Some("dgx-a100".into()), config: None, kept: false }
+        Self { profile: Some("dgx-a100".into()), config: None, fault_script: None, kept: false }
     }
 }
 
@@ -57,6 +58,13 @@ impl DaemonOptions {
     #[must_use]
     pub fn kept(mut self) -> Self {
         self.kept = true;
+        self
+    }
+
+    /// Text of the fault script of the simulated host.
+    #[must_use]
+    pub fn fault_script(mut self, text: &str) -> Self {
+        self.fault_script = Some(text.into());
         self
     }
 
@@ -92,6 +100,11 @@ impl DaemonOptions {
             let path = folder.join("gdrd.toml");
             std::fs::write(&path, text).expect("write the daemon's configuration");
             command.arg("--config").arg(path);
+        }
+        if let Some(text) = &self.fault_script {
+            let path = folder.join("faults");
+            std::fs::write(&path, text).expect("write the fault script");
+            command.arg("--fault-script").arg(path);
         }
         command.env("NOTIFY_SOCKET", &notify_path).env_remove("LISTEN_FDS");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

@@ -26,7 +26,10 @@ impl Domain {
 impl ProtectionDomain for Domain {
     fn register(&self, source: MemorySource<'_>, access: Access, iova: u64) -> Result<Box<dyn MemoryRegion>, HcaError> {
         const CALL: &str = "register";
-        self.hca.admit(CALL, Call::Register)?;
+        let (MemorySource::DmaBuf { len_bytes, .. } | MemorySource::Host { len_bytes, .. }) = source else {
+            return Err(self.hca.unsupported("register this kind of memory"));
+        };
+        self.hca.admit_sized(CALL, Call::Register, len_bytes)?;
         if (access.remote_write || access.remote_atomic) && !access.local_write {
             // `ib_check_mr_access`, include/rdma/ib_verbs.h.
             return Err(self.hca.invalid(CALL, "remote write or atomic without local write".to_owned()));

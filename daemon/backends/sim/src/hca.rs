@@ -15,7 +15,7 @@ use crate::completion::{CqCore, CqHandle};
 use crate::domain::Domain;
 use crate::event_fd;
 use crate::fabric::Fabric;
-use crate::fault::{Call, Effect, FaultEvent};
+use crate::fault::{Call, Effect, FaultEvent, MAX_DELAY};
 use crate::keys::KeyTable;
 use crate::queue_pair::QueuePairCore;
 use crate::spec::{SimHca, SimPort};
@@ -147,11 +147,21 @@ impl HcaCore {
 
     /// Lets a cold call through, unless the device is gone or the fault script has it fail; may block by its delay.
     pub(crate) fn admit(&self, call: &'static str, fault: Call) -> Result<(), HcaError> {
+        self.admit_sized(call, fault, 0)
+    }
+
+    /// The same for a call about so many bytes.
+    pub(crate) fn admit_sized(&self, call: &'static str, fault: Call, len_bytes: u64) -> Result<(), HcaError> {
         self.check_present()?;
         match self.fabric.faults.on_call(fault, &self.name) {
             None => Ok(()),
             Some(Effect::Delay(delay)) => {
                 std::thread::sleep(delay);
+                self.check_present()
+            }
+            Some(Effect::Cost { call, per_mib }) => {
+                let mib = u32::try_from(len_bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX);
+                std::thread::sleep(call + per_mib.saturating_mul(mib).min(MAX_DELAY));
                 self.check_present()
             }
             Some(Effect::Fail(errno)) => Err(self.scripted_failure(call, Errno::from_raw_os_error(errno))),

@@ -1,6 +1,8 @@
 //! The measurements, one a file. A new one is a file here and a line in [`ALL`]; what limits its figure goes into
 //! docs/performance.md, under its ids (a test asks for them).
 
+mod batch;
+mod cache_hits;
 mod clients;
 mod idle;
 pub(crate) mod lease_round;
@@ -24,4 +26,7 @@ pub(crate) const ALL: &[Group] = &[
     read::GROUP,
     read::LARGE,
     place::GROUP,
+    cache_hits::GROUP,
+    batch::GROUP,
+    batch::LIST_GROUP,
 ];

@@ -28,6 +28,7 @@ pub const MAX_DELAY: Duration = Duration::from_secs(60);
 /// register on mlx5_0: fail enomem times 2    # the next two registrations there
 /// register on mlx5_0 after 3: fail enomem    # from the fourth on
 /// register: delay 20ms                       # each, on every HCA
+/// register: cost 1900us and 5us a MiB        # each, by its length
 /// completion on mlx5_1: delay 5ms
 /// allocate on GPU1: fail eio times 1
 /// ```
@@ -166,4 +167,11 @@ pub enum Effect {
     Fail(i32),
     /// It takes that much longer. Calls block; completions are held back, in order.
     Delay(Duration),
+    /// A registration takes that much, and that much more for each MiB begun, as on hardware.
+    Cost {
+        /// Of each call.
+        call: Duration,
+        /// Of each MiB.
+        per_mib: Duration,
+    },
 }

@@ -147,11 +147,13 @@ fn parse_on_call(word: &str, mut when: Words<'_>, mut what: Words<'_>) -> Result
     let target = if when.take("on") { Some(when.next("a device")?.to_owned()) } else { None };
     let after = if when.take("after") { when.number("count of calls")? } else { 0 };
     when.end()?;
-    let effect = match what.next("fail or delay")? {
+    let effect = match what.next("fail, delay or cost")? {
         "fail" if *call == Call::Completion => return Err("completions can be delayed, not failed".to_owned()),
         "fail" => Effect::Fail(parse_errno(what.next("an error")?)?),
         "delay" => Effect::Delay(parse_duration(what.next("a duration")?)?),
-        word => return Err(format!("`{word}` is neither fail nor delay")),
+        "cost" if *call == Call::Register => parse_cost(&mut what)?,
+        "cost" => return Err("registrations alone have a cost; other calls a delay".to_owned()),
+        word => return Err(format!("`{word}` is none of fail, delay and cost")),
     };
     let times = if what.take("times") { Some(what.number("count of times")?) } else { None };
     what.end()?;
@@ -159,6 +161,15 @@ fn parse_on_call(word: &str, mut when: Words<'_>, mut what: Words<'_>) -> Result
         return Err("`times 0` never happens".to_owned());
     }
     Ok(FaultRule::OnCall { call: *call, target, after, effect, times })
+}
+
+fn parse_cost(what: &mut Words<'_>) -> Result<Effect, String> {
+    let call = parse_duration(what.next("a duration")?)?;
+    what.expect("and")?;
+    let per_mib = parse_duration(what.next("a duration")?)?;
+    what.expect("a")?;
+    what.expect("MiB")?;
+    Ok(Effect::Cost { call, per_mib })
 }
 
 fn parse_errno(word: &str) -> Result<i32, String> {
