@@ -135,6 +135,9 @@ impl Host {
     /// nothing, or where no port lies between them.
     #[must_use]
     pub fn peer_acs(&self, a: Bdf, b: Bdf) -> Option<PeerAcs> {
+        if !self.share_bridge(a, b) {
+            return None;
+        }
         let meeting = self.meeting(a, b)?.bridge?;
         let ports = self.turning_ports(a, b).filter(|ports| !ports.is_empty())?;
         let that = |test: fn(Acs) -> bool, among: &[&PciFunction]| -> String {

@@ -127,6 +127,12 @@ impl Host {
         })
     }
 
+    /// Whether the paths of two functions meet at a bridge: whether the topmost one above both is the same.
+    pub(crate) fn share_bridge(&self, a: Bdf, b: Bdf) -> bool {
+        let top = |bdf: Bdf| self.bridges_above(bdf).last().map(|bridge| bridge.bdf);
+        top(a).is_some_and(|above| top(b) == Some(above))
+    }
+
     /// The root bus above a function; `None` where the tree is not known that far.
     #[must_use]
     pub fn root_bus(&self, bdf: Bdf) -> Option<RootBus> {

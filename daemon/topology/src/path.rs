@@ -42,8 +42,9 @@ impl Host {
     /// first. The bridge where they meet is not among them: its link is above. Where ACS sends peer traffic up, it
     /// takes all links to the root.
     pub(crate) fn links_towards(&self, from: Bdf, other: Bdf) -> impl Iterator<Item = &PciFunction> {
-        let is_redirected = self.peer_acs(from, other).is_some_and(|acs| acs.is_redirected());
-        let meeting = self.meeting(from, other).and_then(|meeting| meeting.bridge).filter(|_| !is_redirected);
+        let is_turned =
+            self.share_bridge(from, other) && !self.peer_acs(from, other).is_some_and(|acs| acs.is_redirected());
+        let meeting = if is_turned { self.meeting(from, other).and_then(|meeting| meeting.bridge) } else { None };
         let own = self.function(from).into_iter();
         own.chain(self.bridges_above(from)).take_while(move |f| Some(f.bdf) != meeting)
     }

@@ -46,7 +46,7 @@ impl Disk {
             return Err(io::Error::other("is no regular file"));
         }
         bytes.clear();
-        bytes.resize(limit, 0);
+        bytes.resize(limit.min(SHORT_BYTES), 0);
         let mut length = 0;
         while let Some(room) = bytes.get_mut(length..).filter(|room| !room.is_empty()) {
             let read = rustix::io::read(&file, room)?;
@@ -55,6 +55,7 @@ impl Disk {
             if read == 0 || length < SHORT_BYTES {
                 break;
             }
+            bytes.resize(limit, 0);
         }
         bytes.truncate(length);
         Ok(())
