@@ -12,6 +12,8 @@
 
 mod bounce;
 mod gpu;
+#[cfg(feature = "ipc")]
+pub mod ipc;
 mod mapping;
 mod table;
 

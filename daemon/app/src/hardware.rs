@@ -10,12 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use gdrd_cuda::WorkerPool;
 use gdrd_engine::{GpuProof, GpuUuid, Hardware, HostPlan, MemoryKind, PlannedGpu};
-use gdrd_hal::{Gid, GidEntry, GidType, GpuCopies, GpuFact, GpuFacts, GpuMemory, LinkLayer, PortState};
+use gdrd_hal::{GpuCopies, GpuFact, GpuFacts, GpuMemory};
 use gdrd_server::{Backend, Topology};
 use gdrd_sim::fault::MAX_SCRIPT_BYTES;
-use gdrd_sim::{Provider, SimHca, SimHost, SimOptions, SimPort, SimSpec};
+use gdrd_sim::{SimHost, SimOptions, Timing};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::{profile, read_input, read_live, read_root};
@@ -24,11 +23,6 @@ use crate::arguments::Arguments;
 use crate::config::{Config, TopologyKeys};
 use crate::gpus::{self, NvmlFacts};
 use crate::rdma::RdmaDevices;
-
-/// Rate that simulated HCAs over GPU memory tell.
-const SIM_RATE_GBPS: f64 = 400.0;
-/// Their MTU, bytes.
-const SIM_MTU_BYTES: u32 = 4096;
 
 /// Where the topology comes from, and comes from again at each rescan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,7 +135,9 @@ fn live(origin: Origin, sim_hcas: u8, config: &Config) -> anyhow::Result<Chosen>
     };
     let hcas = match &pool {
         _ if sim_hcas == 0 => Vec::new(),
-        Ok(pool) => sim_hcas_over(pool, sim_hcas)?.hcas(),
+        Ok(pool) => {
+            SimHost::over_gpu_memory(Arc::clone(pool) as Arc<dyn GpuCopies>, sim_hcas, Timing::default())?.hcas()
+        }
         Err(reason) => bail!("--sim-hca needs gpu memory, and there is none: {reason}"),
     };
     let (rdma_devices, rdma, verbs) = RdmaDevices::open(config.verbs.options());
@@ -179,33 +175,6 @@ fn without_backends(origin: Origin, machine: Machine, keys: &TopologyKeys) -> an
     let backends = vec![backend("sim", Err("started without --sim".to_owned()))];
     let (sim_profile, gpu_proof) = (String::new(), GpuProof::DeviceNode);
     Ok(Chosen { origin, machine, topology, hardware, backends, sim_profile, gpu_proof })
-}
-
-/// HCAs on one simulated link that register the pool's memory. Seen in simulation only: they say nothing about a NIC.
-fn sim_hcas_over(pool: &Arc<WorkerPool>, count: u8) -> anyhow::Result<SimHost> {
-    let hca = |index: u8| SimHca {
-        name: format!("sim_{index}"),
-        capabilities: Provider::Mlx5.capabilities(),
-        ports: vec![SimPort {
-            state: PortState::Active,
-            link_layer: LinkLayer::Ethernet,
-            rate_gbps: SIM_RATE_GBPS,
-            lid: 0,
-            mtu_bytes: SIM_MTU_BYTES,
-            gids: vec![GidEntry { gid_index: 0, gid: sim_gid(index), gid_type: GidType::RoceV2 }],
-        }],
-    };
-    let spec = SimSpec { gpus: Vec::new(), hcas: (0..count).map(hca).collect() };
-    let options = SimOptions { gpu_copies: Some(Arc::clone(pool) as Arc<dyn GpuCopies>), ..SimOptions::default() };
-    SimHost::with_options(spec, options).context("simulate hcas over gpu memory")
-}
-
-/// A link-local address.
-fn sim_gid(index: u8) -> Gid {
-    let mut gid = [0; 16];
-    gid[..2].copy_from_slice(&[0xfe, 0x80]);
-    gid[15] = index + 1;
-    Gid(gid)
 }
 
 /// What it found, or why it is absent.

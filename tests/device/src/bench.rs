@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use gdrd_client::{AcquireOptions, Client, Mapping, Session};
+use gdrd_client_sys::ipc::OpenedIpc;
 use gdrd_hal::GpuMemory as _;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::daemon::{Daemon, connect, runtime, session};
+use crate::daemon::{Daemon, connect, session};
 use crate::host::Host;
 use crate::leases::Peer;
 
@@ -34,14 +35,19 @@ const CONFIG: &str = "[limits]\nmax_lease_bytes = 34_359_738_368\n[pool]\nready_
 
 /// What the first table shows.
 const HEADER: &str = "\
-Time to a usable pointer in the client, microseconds, of 25 rounds, or as many as memory has room for.
+Time to a usable pointer in the client, microseconds p50 (and p99 of *warm*), of 25 rounds, or as many as memory has room
+for. Each way but *warm* makes the memory in one process and maps it in another; what was made is kept to the end, so that the
+driver cannot hand out again what it just took back.
 
-- *fresh*: what a job does itself: one process makes, maps and exports, another imports and maps. Not zeroed.
-- *recycled*: the same in a loop that frees each time, so that the driver may hand out what it just took back.
-- *warm*: an acquire from a running daemon with a ready buffer, zeroed, then import and map.
+- *warm*: an acquire from a running daemon with a ready buffer (RDMA-capable, zeroed, exported, registered), then import and map.
+- *fresh*: the same kind of memory made for this one use: RDMA-capable and verified so, zeroed, exported as memory and as dma-buf,
+  then imported and mapped. This is what the verdict compares with.
+- *again*: *fresh* where the round before gave its memory back first, as in a loop. Giving it back is not counted.
+- *plain*: less than a lease has: made, mapped and exported as memory alone, not zeroed, then imported and mapped.
+- *cuIpc*: cuMemAlloc and its IPC handle, opened in the other process. No NIC can be given such memory by a descriptor.
 
-| size MiB | fresh p50 | fresh p99 | recycled p50 | warm p50 | warm p99 | of it acquire p50 | fresh / warm |
-|---|---|---|---|---|---|---|---|
+| size MiB | warm | warm p99 | of it acquire | of it import and map | fresh | again | plain | cuIpc | fresh / warm | again / warm |
+|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
 /// Times of one way to a usable pointer.
@@ -65,22 +71,26 @@ pub(crate) fn run(host: &Host) -> anyhow::Result<(String, Vec<(String, bool)>)> 
     let mut verdicts = Vec::new();
     table.push_str(HEADER);
     let daemon = Daemon::start(host, CONFIG)?;
-    let runtime = runtime()?;
+    // One thread: another one's wake-up would cost as much as the call.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = runtime.block_on(connect(&daemon.runtime_dir()))?;
     let session = runtime.block_on(session(&daemon.runtime_dir()))?;
     let mut flat = Vec::new();
     for (bytes, factor) in SIZES {
-        let (fresh, again) = (made(host, bytes, true)?, made(host, bytes, false)?);
-        let (warm, acquire) =
+        let (plain, ipc) = (made(host, "maker", bytes)?, made(host, "ipc-maker", bytes)?);
+        let (fresh, again) = (fresh(host, bytes, true)?, fresh(host, bytes, false)?);
+        let (warm, acquire, map) =
             runtime.block_on(warm(host, &client, &session, bytes)).with_context(|| format!("{bytes} bytes"))?;
-        let ratio = fresh.at(0.5) / warm.at(0.5);
-        let (r50, f50, f99, w50, w99, a50) =
-            (again.at(0.5), fresh.at(0.5), fresh.at(0.99), warm.at(0.5), warm.at(0.99), acquire.at(0.5));
+        let [w50, f50, g50, p50, i50] = [&warm, &fresh, &again, &plain, &ipc].map(|times| times.at(0.5));
+        let (w99, a50, m50) = (warm.at(0.99), acquire.at(0.5), map.at(0.5));
         writeln!(
             table,
-            "| {} | {f50:.0} | {f99:.0} | {r50:.0} | {w50:.0} | {w99:.0} | {a50:.0} | {ratio:.1} |",
-            bytes / MIB
+            "| {} | {w50:.0} | {w99:.0} | {a50:.0} | {m50:.0} | {f50:.0} | {g50:.0} | {p50:.0} | {i50:.0} | {:.1} | {:.1} |",
+            bytes / MIB,
+            f50 / w50,
+            g50 / w50
         )?;
+        let ratio = f50 / w50;
         verdicts.push((
             format!("warm {} MiB: {ratio:.1} times faster than fresh, {factor} asked", bytes / MIB),
             ratio >= factor,
@@ -89,6 +99,12 @@ pub(crate) fn run(host: &Host) -> anyhow::Result<(String, Vec<(String, bool)>)> 
             flat.push(w50);
         }
     }
+    let empty = runtime.block_on(empty_calls(&client))?;
+    writeln!(
+        table,
+        "\nAn empty gRPC call to the same daemon takes {:.0} us p50: of an acquire, the rest is gdrd's.",
+        empty.at(0.5)
+    )?;
     let growth = flat.iter().copied().fold(0.0, f64::max) / flat.iter().copied().fold(f64::MAX, f64::min);
     verdicts
         .push((format!("warm time grows by {growth:.2} up to 1 GiB, {MOST_GROWTH} allowed"), growth <= MOST_GROWTH));
@@ -100,32 +116,71 @@ pub(crate) fn run(host: &Host) -> anyhow::Result<(String, Vec<(String, bool)>)> 
     Ok((table, verdicts))
 }
 
-/// What a job does without a daemon: one process makes and exports, another imports. The descriptor goes over by
+/// Rounds for which memory has room when nothing is given back.
+fn rounds(bytes: u64) -> usize {
+    ROUNDS.min(usize::try_from(FRESH_BYTES / bytes).unwrap_or(ROUNDS))
+}
+
+/// What a job does without a daemon: one process makes and exports, another imports. A descriptor goes over by
 /// pidfd_getfd(2), which costs no more than a message on a socket.
-///
-/// Fresh memory is kept to the end, so that each round gets other; else the driver may hand out again what was freed.
-fn made(host: &Host, bytes: u64, is_fresh: bool) -> anyhow::Result<Times> {
-    let mut maker = Peer::start("maker", Path::new("-"), &host.gpu.uuid, bytes)?;
+fn made(host: &Host, role: &str, bytes: u64) -> anyhow::Result<Times> {
+    let mut maker = Peer::start(role, Path::new("-"), &host.gpu.uuid, bytes)?;
     maker.hear()?;
     let pidfd = pidfd_open(Pid::from_child(&maker.child), PidfdFlags::empty())?;
     let mut times = Vec::new();
-    let room = usize::try_from(FRESH_BYTES / bytes).unwrap_or(ROUNDS);
-    for _ in 0..if is_fresh { ROUNDS.min(room) } else { ROUNDS } {
+    for _ in 0..rounds(bytes) {
         let started = Instant::now();
         maker.say("make")?;
-        let number: i32 = maker.hear()?.parse()?;
-        let memory = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty())?;
-        let mapped = Mapping::import(&host.own, memory.as_fd(), bytes)?;
-        times.push(started.elapsed());
-        drop((mapped, memory));
-        maker.say(if is_fresh { "keep" } else { "done" })?;
+        let told = maker.hear()?;
+        if role == "maker" {
+            let memory = pidfd_getfd(&pidfd, told.parse()?, PidfdGetfdFlags::empty())?;
+            let mapped = Mapping::import(&host.own, memory.as_fd(), bytes)?;
+            times.push(started.elapsed());
+            drop(mapped);
+        } else {
+            let opened = OpenedIpc::open(&host.own, &told)?;
+            times.push(started.elapsed());
+            drop(opened);
+        }
+        maker.say("keep")?;
     }
     maker.say("end")?;
     Ok(Times(times))
 }
 
-async fn warm(host: &Host, client: &Client, session: &Session, bytes: u64) -> anyhow::Result<(Times, Times)> {
-    let (mut times, mut acquires) = (Vec::new(), Vec::new());
+/// Memory of the kind that a lease has, made for one use by a worker process, then imported and mapped here.
+fn fresh(host: &Host, bytes: u64, is_kept: bool) -> anyhow::Result<Times> {
+    let pool = host.pool(600);
+    pool.usage(&host.uuid())?;
+    let (mut times, mut kept) = (Vec::new(), Vec::new());
+    for _ in 0..rounds(bytes) {
+        let started = Instant::now();
+        let memory = pool.allocate(&host.uuid(), bytes)?;
+        let mapped = Mapping::import(&host.own, memory.memory_fd(), bytes)?;
+        times.push(started.elapsed());
+        ensure!(memory.dma_buf_fd().is_some(), "the memory has no dma-buf");
+        drop(mapped);
+        if is_kept {
+            kept.push(memory);
+        }
+    }
+    Ok(Times(times))
+}
+
+/// What a call costs that does nothing at either end.
+async fn empty_calls(client: &Client) -> anyhow::Result<Times> {
+    let mut times = Vec::new();
+    for _ in 0..4 * ROUNDS {
+        let started = Instant::now();
+        client.ping().await?;
+        times.push(started.elapsed());
+    }
+    Ok(Times(times))
+}
+
+/// Whole rounds; of them the acquires, and the imports with their mapping.
+async fn warm(host: &Host, client: &Client, session: &Session, bytes: u64) -> anyhow::Result<(Times, Times, Times)> {
+    let (mut times, mut acquires, mut maps) = (Vec::new(), Vec::new(), Vec::new());
     let options = || AcquireOptions::on_gpu(&host.gpu.uuid, bytes);
     // Cold ones: the class is used, and ready buffers are made behind them.
     for _ in 0..2 {
@@ -135,14 +190,17 @@ async fn warm(host: &Host, client: &Client, session: &Session, bytes: u64) -> an
     for _ in 0..ROUNDS {
         let started = Instant::now();
         let buffer = session.acquire(options()).await?;
-        acquires.push(started.elapsed());
+        let acquired = started.elapsed();
+        acquires.push(acquired);
         let mapped = Mapping::import(&host.own, buffer.try_clone_fd()?.as_fd(), bytes)?;
-        times.push(started.elapsed());
+        let usable = started.elapsed();
+        times.push(usable);
+        maps.push(usable - acquired);
         drop(mapped);
         buffer.release().await?;
         settled(client).await?;
     }
-    Ok((Times(times), Times(acquires)))
+    Ok((Times(times), Times(acquires), Times(maps)))
 }
 
 /// Returns when what was released is scrubbed, registered and ready again.

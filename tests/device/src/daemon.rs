@@ -23,6 +23,15 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     pub(crate) fn start(host: &Host, config: &str) -> anyhow::Result<Self> {
+        Self::start_as(host, config, &[])
+    }
+
+    /// Under `gdrd keeper`, which starts it again when it dies.
+    pub(crate) fn start_kept(host: &Host, config: &str) -> anyhow::Result<Self> {
+        Self::start_as(host, config, &["keeper", "--"])
+    }
+
+    fn start_as(host: &Host, config: &str, before: &[&str]) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("gdrd.toml");
         let mut root = Vec::new();
@@ -33,6 +42,7 @@ impl Daemon {
         }
         std::fs::write(&file, proof.to_owned() + config)?;
         let child = Command::new(&host.daemon)
+            .args(before)
             .args(root)
             .args(["--sim-hca", "2", "--log", "warn", "--config"])
             .arg(&file)
@@ -54,6 +64,11 @@ impl Daemon {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The daemon itself: under a keeper another process than [`Daemon::pid`].
+    pub(crate) fn daemon_pid(&self) -> Option<u32> {
+        std::fs::read_to_string(self.runtime_dir().join("gdrd.lock")).ok()?.trim().parse().ok()
     }
 
     pub(crate) fn runtime_dir(&self) -> std::path::PathBuf {

@@ -25,6 +25,7 @@ pub(crate) fn checks() -> Vec<Check> {
         check("two client processes move 1 GiB by a queue pair, every byte right", two_processes_move_a_gib),
         check("memory lent again is the same and all zero", memory_lent_again_is_zero),
         check("a post waits for long work on a stream and sends its result", posts_wait_for_the_stream),
+        check("copies wait for their end once that is asked for, and not before", memory_operations_wait),
         check("a session without proof of the gpu is refused", proof_is_asked_for),
         check("200 killed clients leave no memory behind", killed_clients_leave_nothing),
         check("gdrctl's drain frees the device and its memory", drain_frees_all),
@@ -164,6 +165,16 @@ fn posts_wait_for_the_stream(host: &Host) -> anyhow::Result<()> {
         ensure!(waited > queued, "the work was over before the post: queued {queued:?}, waited {waited:?}");
         Ok(())
     })
+}
+
+/// `CU_CTX_SYNC_MEMOPS` is off by itself. On, a memset of device memory returns when it is done.
+fn memory_operations_wait(host: &Host) -> anyhow::Result<()> {
+    const LONG: u64 = 8 << 30;
+    let mut peer = Peer::start("memops", Path::new("-"), &host.gpu.uuid, LONG)?;
+    let (before, after): (u64, u64) = (peer.hear()?.parse()?, peer.hear()?.parse()?);
+    // 8 GiB take about 2 ms at the memory's bandwidth; queueing them takes some microseconds.
+    ensure!(before * 10 < after, "a memset of 8 GiB returns after {before} us, and after {after} us with the flag");
+    Ok(())
 }
 
 fn proof_is_asked_for(host: &Host) -> anyhow::Result<()> {

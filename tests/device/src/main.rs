@@ -16,6 +16,7 @@ mod host;
 mod leases;
 mod pairs;
 mod peers;
+mod restart;
 mod workers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -113,6 +114,7 @@ fn all(options: &Options) -> anyhow::Result<(u32, u32)> {
     checks.extend(workers::checks());
     checks.extend(conformance::checks());
     checks.extend(leases::checks());
+    checks.extend(restart::checks());
     checks.extend(all_gpus::checks());
     checks.extend(pairs::checks(&host));
     let (mut passed, mut failed) = (0, 0);

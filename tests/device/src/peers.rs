@@ -5,13 +5,15 @@
 use std::io::{BufRead as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use gdrd_client::{
     AcquireOptions, Buffer, Endpoint, Gpu, Mapping, Operation, QueuePair, QueuePairOptions, RemoteBuffer, Source,
     Status, Stream,
 };
+
+use gdrd_client_sys::ipc::IpcMemory;
 
 use crate::daemon::{runtime, session};
 
@@ -22,8 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) fn run(arguments: &[String]) -> anyhow::Result<()> {
     let [role, folder, gpu, bytes] = arguments else { bail!("usage: peer ROLE FOLDER GPU BYTES, got {arguments:?}") };
     let (folder, bytes) = (Path::new(folder), bytes.parse()?);
-    if role == "maker" {
-        return make(gpu, bytes);
+    match role.as_str() {
+        "maker" => return make(gpu, bytes),
+        "ipc-maker" => return make_ipc(gpu, bytes),
+        "memops" => return time_memory_operations(gpu, bytes),
+        _ => {}
     }
     runtime()?.block_on(async {
         match role.as_str() {
@@ -74,6 +79,36 @@ fn make(gpu: &str, bytes: u64) -> anyhow::Result<()> {
         if hear()? == "keep" {
             kept.push((made, memory));
         }
+    }
+    Ok(())
+}
+
+/// Makes memory for CUDA IPC each time it is asked to, and keeps it.
+fn make_ipc(gpu: &str, bytes: u64) -> anyhow::Result<()> {
+    let gpu = Gpu::open(gpu)?;
+    let mut kept = Vec::new();
+    say("ready")?;
+    while hear()? == "make" {
+        let made = IpcMemory::allocate(&gpu, bytes)?;
+        say(&made.handle()?)?;
+        hear()?;
+        kept.push(made);
+    }
+    Ok(())
+}
+
+/// How long a memset of device memory takes to return, microseconds: as it is, and with copies and memsets synchronous.
+/// In a process of its own, since the flag stays with the context.
+fn time_memory_operations(gpu: &str, bytes: u64) -> anyhow::Result<()> {
+    let gpu = Gpu::open(gpu)?;
+    let memory = Mapping::create(&gpu, bytes)?;
+    memory.fill(0, bytes, 1)?;
+    for _ in 0..2 {
+        let started = Instant::now();
+        memory.queue_fill(0, bytes, 2)?;
+        say(&started.elapsed().as_micros().to_string())?;
+        memory.fill(0, bytes, 3)?;
+        gpu.sync_memory_operations()?;
     }
     Ok(())
 }

@@ -106,7 +106,7 @@ pub const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "gdrd-device-test",
-        uses: &["gdrd-client", "gdrd-cuda", "gdrd-hal", "gdrd-nvml", "gdrd-sim"],
+        uses: &["gdrd-client", "gdrd-client-sys", "gdrd-cuda", "gdrd-hal", "gdrd-nvml", "gdrd-sim"],
         tests_use: &["gdrd-fake-driver", "gdrd-harness", "gdrd-topology"],
         shuns: &["gdrd-engine", "gdrd-server"],
     },

@@ -16,6 +16,8 @@
 
 mod bytes;
 mod completion;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod domain;
 mod event_fd;
 mod fabric;
@@ -27,6 +29,7 @@ mod hca;
 mod host;
 mod keys;
 mod memory;
+mod over_gpu;
 mod provider;
 mod queue_pair;
 mod region;
