@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use gdrd_topology::assemble::ReadOptions;
-use gdrd_topology::model::{HcaOrigin, Host, Snapshot};
+use gdrd_topology::model::{FabricState, GpuId, HcaOrigin, Host, NvLinkEnd, NvLinkKind, Snapshot};
 use gdrd_topology::source::SourceKind;
 use gdrd_topology::{TopologyError, profile, read_input, read_nccl_topology, read_root, read_stream, read_text, sysfs};
 use tar::{Builder, EntryType, Header};
@@ -111,6 +111,38 @@ fn captures_of_others_are_read() {
     assert_eq!(fixture.hcas.iter().map(|hca| hca.name.as_str()).collect::<Vec<_>>(), ["hfi1_0", "mlx4_0", "mlx5_0"]);
     assert!(fixture.hcas.iter().all(|hca| hca.bdf.is_none() && hca.origin != HcaOrigin::Assumed));
     assert_eq!(fixture.gpus, []);
+}
+
+/// Captured with 'gdrctl capture' on a virtual machine with two H200, whose NVSwitches it does not see. The answers are
+/// typed from what nvidia-smi printed there: `topo -m` (NV18, NUMA affinity 0), `topo -p2p n` (OK), `nvlink -s` (18 links
+/// each), `-q` (fabric state Completed, success; BAR1 262144 MiB; MIG disabled; 143771 MiB; PCIe generation 5, x16).
+#[test]
+fn two_h200_behind_switches_that_the_machine_does_not_see() {
+    let case = format!("{}/../../tests/cases/sysfs/h200-x2-nvswitch-vm.tar.zst", env!("CARGO_MANIFEST_DIR"));
+    let host = read_input(case.as_ref(), &ReadOptions::default()).unwrap().host;
+    assert_eq!(host.nvlink_kind(), Some(NvLinkKind::Switched));
+    assert_eq!(host.nvlinks.iter().map(|link| (link.gpu, link.end, link.links)).collect::<Vec<_>>(), [
+        (GpuId(0), NvLinkEnd::Switch, 18),
+        (GpuId(1), NvLinkEnd::Switch, 18),
+    ]);
+    for (a, b) in [(GpuId(0), GpuId(1)), (GpuId(1), GpuId(0))] {
+        assert_eq!(host.gpu_level(a, b).map(|level| level.to_string()).as_deref(), Some("NV18"));
+        // 18 links of 25 GB/s; nvidia-smi prints the line rate, 26.562.
+        assert_eq!(host.nvlink_gbps(a, b), Some(18.0 * 200.0));
+    }
+    for (gpu, bdf) in host.gpus.iter().zip(["0000:00:06.0", "0000:00:07.0"]) {
+        assert_eq!(gpu.bdf.unwrap().to_string(), bdf);
+        assert_eq!(gpu.product.as_ref().unwrap().value, "NVIDIA H200");
+        assert_eq!(gpu.memory_bytes.as_ref().unwrap().value >> 20, 143_771);
+        assert_eq!(gpu.bar1_bytes.as_ref().unwrap().value >> 20, 262_144);
+        assert_eq!(gpu.fabric.as_ref().unwrap().value.state, FabricState::Completed);
+        assert!(!gpu.mig.as_ref().unwrap().value.enabled);
+        assert_eq!(host.numa_of(gpu.bdf.unwrap()).map(|numa| numa.0), Some(0));
+        let link = host.function(gpu.bdf.unwrap()).unwrap().link.current.unwrap();
+        assert_eq!((link.speed.to_string().as_str(), link.width.lanes()), ("32", 16));
+    }
+    assert_eq!(host.hcas, []);
+    assert_eq!(host.warnings, Vec::<String>::new());
 }
 
 /// One entry under exactly this name, whatever the library thinks of it.
