@@ -3,6 +3,7 @@
 
 usage: nixl_list COUNT LENGTH_BYTES; prints both. Needs nixl (PyPI); docs/performance.md says where to put it.
 """
+import ctypes
 import mmap
 import sys
 import time
@@ -11,11 +12,8 @@ from nixl._api import nixl_agent, nixl_agent_config
 
 count, length = int(sys.argv[1]), int(sys.argv[2])
 memory = mmap.mmap(-1, count * length)
-view = (memoryview(memory)).cast("B")
 
-import ctypes
-
-base = ctypes.addressof(ctypes.c_char.from_buffer(view))
+base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 ranges = [(base + index * length, length, 0, "") for index in range(count)]
 agent = nixl_agent("bench", nixl_agent_config(backends=["UCX"]))
 descriptors = agent.get_reg_descs(ranges, "DRAM")

@@ -99,6 +99,26 @@ fn a_wider_region_replaces_those_within_it() {
 }
 
 #[test]
+fn memory_that_goes_takes_every_region_that_reaches_into_it() {
+    let (cache, _page) = cache(8);
+    for (payload, start) in [(1, 0x1000), (2, 0x1400), (3, 0x1800), (4, 0x2c00), (5, 0x8000)] {
+        let _ = cache.insert(region(start, 0x1000), payload).unwrap();
+    }
+    assert_eq!(cache.remove_within(0x1900, 0x1400).len(), 4);
+    assert_eq!((cache.len(), cache.get(0x1000, 1).is_none()), (1, true));
+}
+
+#[test]
+fn an_ended_region_gives_way_to_another_that_covers_the_same() {
+    let (cache, page) = cache(8);
+    let _ = cache.insert(region(0x1000, 0x1000), 1).unwrap();
+    let _ = cache.insert(Region { slot: 1, ..region(0x1400, 0x1000) }, 2).unwrap();
+    page.set(1, 5).unwrap();
+    assert_eq!(cache.insert(region(0x1800, 0x100), 3).unwrap_err(), NotInserted::Covered(3));
+    assert_eq!(cache.get(0x1800, 0x100).unwrap().payload(), Some(1));
+}
+
+#[test]
 fn a_full_cache_gives_up_its_oldest_region() {
     // openucx/ucx#6264: distinct regions without end must not fill the process.
     let (cache, _page) = cache(100);

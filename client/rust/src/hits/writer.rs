@@ -98,16 +98,17 @@ impl<T> Writer<T> {
         if self.max_regions == 0 {
             return Err(NotInserted::NoRoom(payload));
         }
+        cache.sequence.begin_write();
         let covers = |record: &Record| record.start.saturating_add(record.len_bytes) >= end;
-        let covering = self.plain.find(region.address).filter(covers);
-        if covering.is_some_and(|record| cache.page.current(record.slot) == Some(record.generation)) {
-            return Err(NotInserted::Covered(payload));
+        while let Some(covering) = self.plain.find(region.address).filter(covers) {
+            if cache.page.current(covering.slot) == Some(covering.generation) {
+                cache.sequence.end_write();
+                return Err(NotInserted::Covered(payload));
+            }
+            // Ended by the daemon: it gives way, and another that covers the region may show.
+            self.unlink(cache, covering.entry);
         }
         let entry = self.new_entry(region.address, payload);
-        cache.sequence.begin_write();
-        if let Some(stale) = covering {
-            self.unlink(cache, stale.entry);
-        }
         while let Some(within) = self.plain.find_from(region.address) {
             if within.start.saturating_add(within.len_bytes) > end {
                 break;
@@ -174,9 +175,9 @@ impl<T> Writer<T> {
     pub(super) fn remove_within(&mut self, cache: &HitCache<T>, address: u64, len_bytes: u64) -> Vec<T> {
         let end = address.saturating_add(len_bytes);
         cache.sequence.begin_write();
-        // The one before may reach in.
-        let before = self.plain.find(address).filter(|before| before.start.saturating_add(before.len_bytes) > address);
-        if let Some(before) = before {
+        // Those before may reach in; ends ascend as starts do, so the first that does not is followed by none.
+        let reaches = |before: &Record| before.start.saturating_add(before.len_bytes) > address;
+        while let Some(before) = self.plain.find(address).filter(reaches) {
             self.unlink(cache, before.entry);
         }
         while let Some(within) = self.plain.find_from(address).filter(|within| within.start < end) {
