@@ -138,6 +138,8 @@ fn every_cpu_of_a_topology_for_nccl_says_what_kind_it_is_where_that_is_known() {
     assert_eq!(read.host.cpu, host.cpu);
     let again = profile::snapshot(&profile::render(&read.host), None, &ReadOptions::default()).unwrap();
     assert_eq!(again.host.cpu, host.cpu);
+    let read_back = gdrd_topology::read_text(&written, "written".as_ref(), &ReadOptions::default()).unwrap();
+    assert_eq!(read_back.host.cpu, host.cpu);
 }
 
 #[test]

@@ -41,6 +41,17 @@ fn assert_answer(case: &str, snapshot: &Snapshot, answer: &Answer) {
 }
 
 #[test]
+fn the_kind_of_the_cpus_is_kept_through_reading_and_writing() {
+    let host = case("azure-ndv4-topo");
+    let cpu = host.cpu.clone().expect("the text tells");
+    assert_eq!((cpu.arch.as_str(), cpu.vendor.as_deref()), ("x86_64", Some("AuthenticAMD")));
+    assert_eq!((cpu.family, cpu.model), (Some(23), Some(49)));
+    let bent = r#"<system version="1"><cpu numaid="0" arch="x&quot;86" vendor="a b" familyid="x"/></system>"#;
+    let bent = gdrd_topology::read_text(bent, "bent".as_ref(), &ReadOptions::default()).expect("it is read");
+    assert_eq!(bent.host.cpu, None);
+}
+
+#[test]
 fn every_case_has_its_nearest_nics() {
     let text = case_text("nccl-xml.answers");
     let mut checked = 0;

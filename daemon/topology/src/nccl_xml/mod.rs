@@ -10,7 +10,7 @@ mod whole;
 
 use crate::bdf::{Bdf, INVENTED_DOMAINS, RootBus};
 use crate::link::LinkRate;
-use crate::model::{NumaId, NumaNode, NvLinkRemote, PciClass, RawHost, Upstream};
+use crate::model::{CpuKind, NumaId, NumaNode, NvLinkRemote, PciClass, RawHost, Upstream};
 
 pub use parse::BadNcclXml;
 
@@ -37,6 +37,8 @@ pub struct NcclTopology {
     nets: Vec<Net>,
     /// NVLinks and xGMI links of the `gpu` elements.
     links: Vec<GpuLink>,
+    /// Kind of the CPUs, where a `cpu` element tells.
+    cpu_kind: Option<CpuKind>,
     warnings: Vec<String>,
 }
 

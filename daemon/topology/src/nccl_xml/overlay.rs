@@ -27,6 +27,7 @@ pub(super) fn lay_over(topology: &NcclTopology, raw: &mut RawHost) {
     }
     place_other_functions(raw, &before, &places);
     place_nets_of_cpus(&topology, raw);
+    raw.cpu = raw.cpu.take().or_else(|| topology.cpu_kind.clone());
     for node in topology.numa_nodes() {
         if raw.numa_nodes.iter().all(|known| known.id != node.id) {
             raw.numa_nodes.push(node);

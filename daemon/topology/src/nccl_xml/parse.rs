@@ -6,7 +6,7 @@ use roxmltree::{Document, Node, NodeId, ParsingOptions};
 
 use crate::bdf::Bdf;
 use crate::link::{LinkRate, LinkSpeed, LinkWidth};
-use crate::model::{NumaId, NvLinkRemote, PciClass};
+use crate::model::{CpuKind, NumaId, NvLinkRemote, PciClass};
 use crate::nccl_xml::{
     Cpu, GpuLink, INVENTED_DOMAIN, MAX_XML_BYTES, MAX_XML_CPUS, MAX_XML_DEVICES, MAX_XML_NODES, NcclTopology, Net, Pci,
 };
@@ -109,6 +109,8 @@ impl Reader {
             self.warn("a cpu element has no number in `numaid`, its NUMA node is taken as unknown".to_owned());
         }
         let numa = number.and_then(Result::ok).and_then(|number| u16::try_from(number).ok()).map(NumaId);
+        // All CPUs of a host are of one kind.
+        self.topology.cpu_kind = self.topology.cpu_kind.take().or_else(|| cpu_kind(node));
         let place = Place { cpu: self.topology.cpus.len(), pci: None };
         self.topology.cpus.push(Cpu { numa, cpus: node.attribute("affinity").and_then(cpu_list) });
         self.places.insert(node.id(), place);
@@ -262,6 +264,20 @@ fn cpu_list(mask: &str) -> Option<String> {
         if first == last { first.to_string() } else { format!("{first}-{last}") }
     };
     Some(ranges.into_iter().map(print).collect::<Vec<_>>().join(","))
+}
+
+/// Longest name of an architecture or vendor; CPUID has 12 characters.
+const MAX_CPU_NAME: usize = 32;
+
+/// Kind of the CPUs, as `ncclTopoGetXmlFromCpu` writes it (nccl:src/graph/xml.cc).
+fn cpu_kind(node: &Node<'_, '_>) -> Option<CpuKind> {
+    let is_plain = |text: &&str| {
+        let is_word = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        is_word && (1..=MAX_CPU_NAME).contains(&text.len())
+    };
+    let name = |name: &str| node.attribute(name).filter(is_plain).map(str::to_owned);
+    let number = |name: &str| node.attribute(name).and_then(|text| text.trim().parse().ok());
+    Some(CpuKind { arch: name("arch")?, vendor: name("vendor"), family: number("familyid"), model: number("modelid") })
 }
 
 #[cfg(test)]

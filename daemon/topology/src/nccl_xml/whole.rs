@@ -16,6 +16,7 @@ const SOURCE: SourceKind = SourceKind::NcclXml;
 pub(super) fn host(topology: &NcclTopology) -> RawHost {
     let mut raw = RawHost::new(SOURCE);
     raw.name.clone_from(&topology.name);
+    raw.cpu.clone_from(&topology.cpu_kind);
     raw.numa_nodes = topology.numa_nodes();
     raw.functions = topology.pcis.iter().map(|pci| function(topology, pci)).collect();
     raw.stated_gpus = topology.pcis.iter().filter(|pci| pci.has_gpu).map(|pci| pci.bdf).collect();
