@@ -19,6 +19,8 @@ pub(crate) const REQUEST_BYTES: i64 = 2048;
 const QUANTUM_BYTES: i64 = 64 * REQUEST_BYTES;
 /// Rings of one tenant looked at in a lap.
 const LOOKS: usize = 64;
+/// Of those, rings that turn out to have nothing. What they cost is what a busy ring waits for, once a lap.
+const EMPTY_LOOKS: usize = 8;
 /// Requests that one ring gives at a time, so that a busy ring does not starve its tenant's others.
 pub(crate) const BATCH: u32 = 32;
 
@@ -62,10 +64,18 @@ struct Tenant {
     places: Vec<usize>,
     /// Ring whose turn it is.
     next: usize,
+    /// Ring that last gave something: most likely to have more, so it is looked at in every lap.
+    last: Option<usize>,
     /// What it may still spend in this lap; below 0, what it owes.
     credit_bytes: i64,
     /// It waits for its rate until then, ns of the broker's clock.
     waits_until_ns: Option<u64>,
+}
+
+/// What came of a look at a ring.
+struct Look {
+    took: bool,
+    may_have_more: bool,
 }
 
 /// What came of a lap.
@@ -92,6 +102,7 @@ impl Schedule {
                 share: Arc::clone(share),
                 places: vec![place],
                 next: 0,
+                last: None,
                 credit_bytes: 0,
                 waits_until_ns: None,
             }),
@@ -102,6 +113,7 @@ impl Schedule {
     pub(crate) fn leave(&mut self, place: usize) {
         for tenant in &mut self.tenants {
             tenant.places.retain(|other| *other != place);
+            tenant.last = tenant.last.filter(|last| *last != place);
         }
         self.tenants.retain(|tenant| !tenant.places.is_empty());
     }
@@ -172,33 +184,56 @@ impl Tenant {
         throttled: &mut u64,
     ) -> bool {
         let waited = self.waits_until_ns.take().is_some();
-        let has_rate = self.share.has_rate();
         let mut busy = false;
         let mut empty = 0;
+        let mut last = self.last;
         for _ in 0..LOOKS {
-            if self.credit_bytes <= 0 || empty == self.places.len() {
-                break;
-            }
-            let mut allowance = Allowance { requests: BATCH, cost_bytes: self.credit_bytes, payload_bytes: u64::MAX };
-            let now_ns = if has_rate { clock() } else { 0 };
-            if has_rate && !self.limit(&mut allowance, now_ns) {
-                *throttled += u64::from(!waited);
+            if empty == self.places.len().min(EMPTY_LOOKS) {
                 break;
             }
             self.next = if self.next < self.places.len() { self.next } else { 0 };
-            let Some(place) = self.places.get(self.next) else { break };
-            let spent = serve(*place, allowance);
+            let Some(place) = self.places.get(self.next).copied() else { break };
+            let Some(look) = self.look(place, clock, serve) else { break };
             self.next += 1;
-            if has_rate {
-                self.share.operations.give_back(allowance.requests.into(), spent.requests.into());
-                self.share.bytes.charge(now_ns, spent.payload_bytes);
-            }
-            self.credit_bytes = self.credit_bytes.saturating_sub(spent.cost_bytes());
-            busy |= spent.requests > 0;
+            busy |= look.took;
             // One that could have given more has nothing left: it is not asked again in this lap.
-            empty = if allowance.is_used_up(spent) { 0 } else { empty + 1 };
+            empty = if look.may_have_more { 0 } else { empty + 1 };
+            last = last.filter(|last| *last != place);
         }
+        // After the others, which it must not keep from their turn.
+        if let Some(place) = last {
+            busy |= self.look(place, clock, serve).is_some_and(|look| look.took);
+        }
+        *throttled += u64::from(self.waits_until_ns.is_some() && !waited);
         busy
+    }
+
+    /// Takes from one ring; `None` when the tenant may spend no more, or must wait for its rate.
+    fn look(
+        &mut self,
+        place: usize,
+        clock: &dyn Fn() -> u64,
+        serve: &mut impl FnMut(usize, Allowance) -> Spent,
+    ) -> Option<Look> {
+        if self.credit_bytes <= 0 || self.waits_until_ns.is_some() {
+            return None;
+        }
+        let mut allowance = Allowance { requests: BATCH, cost_bytes: self.credit_bytes, payload_bytes: u64::MAX };
+        let has_rate = self.share.has_rate();
+        let now_ns = if has_rate { clock() } else { 0 };
+        if has_rate && !self.limit(&mut allowance, now_ns) {
+            return None;
+        }
+        let spent = serve(place, allowance);
+        if has_rate {
+            self.share.operations.give_back(allowance.requests.into(), spent.requests.into());
+            self.share.bytes.charge(now_ns, spent.payload_bytes);
+        }
+        self.credit_bytes = self.credit_bytes.saturating_sub(spent.cost_bytes());
+        if spent.requests > 0 {
+            self.last = Some(place);
+        }
+        Some(Look { took: spent.requests > 0, may_have_more: allowance.is_used_up(spent) })
     }
 
     /// Narrows the allowance to the tenant's rates; false if it must wait.
