@@ -10,6 +10,8 @@ use crate::frame::{Group, Measurement, Row, Sample, Start, Target, Turn};
 
 /// How long an idle daemon is watched, seconds: longer than the shortest rescan that may be configured.
 const WATCH_S: u32 = 35;
+/// Time that the daemon may take to come to rest, seconds: its threads are still starting when it says that it serves.
+const SETTLE_S: u64 = 2;
 /// Leases held at once before the daemon is looked at again.
 const LEASES: u32 = 4096;
 
@@ -64,6 +66,7 @@ impl Measurement for Idle {
 
 impl Idle {
     fn wake_ups(&self, daemon: &Daemon) -> anyhow::Result<f64> {
+        std::thread::sleep(Duration::from_secs(SETTLE_S));
         let before = switches(daemon.pid())?;
         std::thread::sleep(Duration::from_secs(self.watch_s.into()));
         let woken = switches(daemon.pid())?.saturating_sub(before);
