@@ -200,11 +200,8 @@ impl Pairing<'_> {
             let is_far = |level: &Option<Level>| level.is_none_or(|level| level > Level::Pxb);
             for (level, names) in by_level.into_iter().filter(|(level, _)| is_told(level) && is_far(level)) {
                 let are = if names.len() == 1 { "is" } else { "are" };
-                let (names, level) = (list(&names), level_word(level));
-                far.push(format!(
-                    "{}: {names} {are} {level}: no switch joins them, traffic passes the CPU",
-                    device.name
-                ));
+                let so = if level.is_some() { ": no switch joins them, traffic passes the CPU" } else { "" };
+                far.push(format!("{}: {} {are} {}{so}", device.name, list(&names), level_word(level)));
             }
         }
         far
