@@ -4,56 +4,16 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
-
+use common::peer::Peer;
 use common::{Side, daemon};
 use gdrd_harness::script::{Command, Local, Remote, Work};
 use gdrd_harness::{Puppet, User};
 use gdrd_vm::node;
 
 const BUFFER_BYTES: u64 = 8 << 20;
-const MEETING_PORT: u16 = 7471;
 const SEED: u64 = 90_125;
 const SMALL_BYTES: u64 = 2 << 20;
 const TENANTS: [User; 2] = [User::Uid(1001), User::Uid(1002)];
-
-/// The other guest, line by line.
-struct Peer {
-    reader: BufReader<TcpStream>,
-    writer: TcpStream,
-}
-
-impl Peer {
-    fn meet() -> Self {
-        let stream = if node() == 2 {
-            let listener = TcpListener::bind(("10.77.0.2", MEETING_PORT)).expect("the guest has this address");
-            listener.accept().expect("the other guest comes").0
-        } else {
-            let meet = || TcpStream::connect(("10.77.0.2", MEETING_PORT));
-            gdrd_harness::wait_until("the other guest listens", meet)
-        };
-        stream.set_read_timeout(Some(gdrd_harness::PATIENCE)).expect("a bound is valid");
-        let reader = BufReader::new(stream.try_clone().expect("a descriptor is left"));
-        Self { reader, writer: stream }
-    }
-
-    fn tell(&mut self, line: &str) {
-        writeln!(self.writer, "{line}").expect("the other guest listens");
-    }
-
-    fn hear(&mut self) -> String {
-        let mut line = String::new();
-        self.reader.read_line(&mut line).expect("the other guest speaks");
-        assert!(line.ends_with('\n'), "the other guest ended early");
-        line.trim_end().to_owned()
-    }
-
-    fn trade(&mut self, own: &str) -> String {
-        self.tell(own);
-        self.hear()
-    }
-}
 
 #[test]
 fn two_daemons_move_a_buffer_between_two_hosts() {

@@ -1,6 +1,8 @@
 //! What the tests with daemons share: a client process with a host buffer and a queue pair on soft RoCE.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub(crate) mod peer;
+
 use gdrd_harness::script::{Command, Local, Remote, Work};
 use gdrd_harness::{Daemon, DaemonOptions, Puppet, User, wait_until};
 use gdrd_vm::pci::{Function, functions};
