@@ -31,6 +31,11 @@ test: ## run every test; ends in one line 'N passed, N failed'
 	@scripts/setup.sh build test
 	@scripts/test.sh vm
 
+.PHONY: model-check
+model-check: ## check the models of `make test` with more preemptions, within a bound
+	@scripts/setup.sh build
+	@scripts/model-check.sh
+
 .PHONY: vm-test
 vm-test: ## run real verbs on soft RoCE in virtual machines (Debian 12 and 13); part of `make test`
 	@scripts/setup.sh build
