@@ -121,10 +121,10 @@ fn two_h200_behind_switches_that_the_machine_does_not_see() {
     let case = format!("{}/../../tests/cases/sysfs/h200-x2-nvswitch-vm.tar.zst", env!("CARGO_MANIFEST_DIR"));
     let host = read_input(case.as_ref(), &ReadOptions::default()).unwrap().host;
     assert_eq!(host.nvlink_kind(), Some(NvLinkKind::Switched));
-    assert_eq!(host.nvlinks.iter().map(|link| (link.gpu, link.end, link.links)).collect::<Vec<_>>(), [
-        (GpuId(0), NvLinkEnd::Switch, 18),
-        (GpuId(1), NvLinkEnd::Switch, 18),
-    ]);
+    assert_eq!(
+        host.nvlinks.iter().map(|link| (link.gpu, link.end, link.links)).collect::<Vec<_>>(),
+        [(GpuId(0), NvLinkEnd::Switch, 18), (GpuId(1), NvLinkEnd::Switch, 18),]
+    );
     for (a, b) in [(GpuId(0), GpuId(1)), (GpuId(1), GpuId(0))] {
         assert_eq!(host.gpu_level(a, b).map(|level| level.to_string()).as_deref(), Some("NV18"));
         // 18 links of 25 GB/s; nvidia-smi prints the line rate, 26.562.

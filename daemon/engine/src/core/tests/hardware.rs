@@ -91,12 +91,7 @@ impl Hardware {
                 memory.seen_by = Some(tenant);
                 let registered: Vec<_> = memory.registered.iter().map(|(_, slot)| *slot).collect();
                 assert_eq!(registered, slots.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
-                for (slot, generation) in slots {
-                    let entry = self.slots.entry((tenant, slot)).or_insert(Slot { generation: 1, live: false });
-                    assert!(!entry.live, "{slot} is published twice");
-                    assert_eq!(entry.generation, generation.0);
-                    entry.live = true;
-                }
+                slots.into_iter().for_each(|(slot, generation)| self.open(tenant, slot, generation.0));
             }
             Effect::Retire { tenant, slots } => {
                 for (slot, generation) in slots {
@@ -113,10 +108,7 @@ impl Hardware {
             }
             Effect::PublishRegion { tenant, region, slot, generation } => {
                 assert!(self.regions.contains_key(&region), "a region is published before it is there");
-                let entry = self.slots.entry((tenant, slot)).or_insert(Slot { generation: 1, live: false });
-                assert!(!entry.live, "{slot} is published twice");
-                assert_eq!(entry.generation, generation.0);
-                entry.live = true;
+                self.open(tenant, slot, generation.0);
             }
             Effect::QuiesceRegion { tenant, region, slot } => {
                 self.assert_closed(tenant, &[slot]);
@@ -140,6 +132,13 @@ impl Hardware {
                 self.told.push(Effect::SessionGone { session });
             }
         }
+    }
+
+    fn open(&mut self, tenant: TenantId, slot: SlotId, generation: u64) {
+        let entry = self.slots.entry((tenant, slot)).or_insert(Slot { generation: 1, live: false });
+        assert!(!entry.live, "{slot} is published twice");
+        assert_eq!(entry.generation, generation);
+        entry.live = true;
     }
 
     fn hand_out(&mut self, allocation: AllocationId, _session: SessionId) {

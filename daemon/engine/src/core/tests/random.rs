@@ -125,22 +125,29 @@ fn take(rig: &mut Rig, known: &mut Known, (what, a, b): Step) {
         (14, _) if b % 24 == 0 => lose(rig, a, b / 24),
         (14, _) => undo(rig, known, b),
         (15, _) => rig.apply(Input::Watched { watched: b % 2 == 0 }),
-        (26, Some(session)) => {
+        (26..=30, Some(session)) => use_cache(rig, known, session, (what % 32, a, b)),
+        _ => end_one(rig, a, b),
+    }
+}
+
+fn use_cache(rig: &mut Rig, known: &mut Known, session: SessionId, (what, a, b): Step) {
+    match what {
+        26 => {
             let kind = [AdoptedKind::Memfd, AdoptedKind::DmaBuf][usize::from(b) % 2];
             known.memories.extend(rig.try_adopt(session, kind, MIB * u64::from(1 + b % 3)));
         }
-        (27..=28, Some(session)) => register(rig, known, session, b),
-        (29, Some(session)) => {
+        27..=28 => register(rig, known, session, b),
+        29 => {
             let ids = pick(&known.ranges, b).into_iter().chain(pick(&known.ranges, a)).collect();
             rig.deregister(session, ids);
         }
-        (30, Some(session)) => {
+        30 => {
             if let Some(memory) = pick(&known.memories, b) {
                 let call = rig.call();
                 rig.apply(Input::Disown { call, session, memory });
             }
         }
-        _ => end_one(rig, a, b),
+        _ => {}
     }
 }
 
@@ -157,10 +164,10 @@ fn register(rig: &mut Rig, known: &mut Known, session: SessionId, b: u16) {
     };
     let request = RegisterRequest {
         ranges: vec![range(b, b / 5), range(b / 7, b / 11)],
-        access: Access { relaxed_ordering: b % 4 == 0, ..Access::DATA },
-        hcas: if b % 5 == 0 { vec!["mlx5_0".to_owned()] } else { Vec::new() },
-        merging: if b % 2 == 0 { Merging::Near } else { Merging::None },
-        piece_bytes: if b % 17 == 0 { 2 * MIB } else { 0 },
+        access: Access { relaxed_ordering: b.is_multiple_of(4), ..Access::DATA },
+        hcas: if b.is_multiple_of(5) { vec!["mlx5_0".to_owned()] } else { Vec::new() },
+        merging: if b.is_multiple_of(2) { Merging::Near } else { Merging::None },
+        piece_bytes: if b.is_multiple_of(17) { 2 * MIB } else { 0 },
     };
     let call = rig.ask_register(session, request);
     known.calls.push(call);
