@@ -36,6 +36,33 @@ fn two_gpus_and_two_nics_come_from_one_switch() {
 }
 
 #[test]
+fn every_gpu_counts_by_its_nearest_nic_of_the_set() {
+    let ask = |gpus, nics| placed(&dgx(), PlaceRequest { gpus, nics, max_sets: 64, ..PlaceRequest::default() });
+    // Two GPUs are below the switch of the NIC, two are on its node, and the other socket has four.
+    let one = ask(8, 1);
+    assert!(one.sets[0].reasons.contains(&"farthest GPU and NIC: SYS".to_owned()), "{one:?}");
+    let scores: Vec<f64> = [1, 2, 3, 4, 8].into_iter().map(|nics| ask(8, nics).sets[0].score).collect();
+    assert!(scores.is_sorted() && scores[0] < scores[3], "{scores:?}");
+    // One NIC of each switch leaves every GPU as near as eight NICs do.
+    assert_eq!(ask(8, 4).sets[0].nics, ["mlx5_0", "mlx5_2", "mlx5_6", "mlx5_8"]);
+    assert_eq!(scores[3], scores[4]);
+}
+
+#[test]
+fn mirror_images_score_alike() {
+    for nics in 1..4 {
+        let request = PlaceRequest { gpus: 3, nics, max_sets: 64, ..PlaceRequest::default() };
+        let answer = placed(&dgx(), request);
+        // Two GPUs of one switch and one of its neighbour, whichever of them comes first in PCI order.
+        let of = |gpus: [&str; 3]| answer.sets.iter().find(|set| set.gpus == gpus).expect("the set is listed").score;
+        let first = of(["GPU0", "GPU1", "GPU4"]);
+        for gpus in [["GPU0", "GPU4", "GPU5"], ["GPU2", "GPU3", "GPU6"], ["GPU2", "GPU6", "GPU7"]] {
+            assert_eq!(of(gpus), first, "{nics} NICs, {gpus:?}");
+        }
+    }
+}
+
+#[test]
 fn busy_devices_are_left_out_and_broken_switches_used_first() {
     let busy = PlaceRequest {
         busy_gpus: vec!["GPU2".to_owned(), "0000:07:00.0".to_owned()],

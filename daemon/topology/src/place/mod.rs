@@ -100,7 +100,7 @@ pub fn place(snapshot: &Snapshot, options: &PlanOptions, request: &PlaceRequest)
     }
     let scorer = Scorer::new(host, &gpus, &nics);
     let sets = candidate_sets(&scorer, request.gpus);
-    let exact = scorer.may_be_exact(sets.len(), request.nics);
+    let exact = scorer.may_be_exact(sets.len(), request.gpus, request.nics);
     let scored = sets.iter().filter_map(|set| scorer.score(set, request, exact));
     let mut found: Vec<score::Scored> = scored.collect();
     found.sort_by(|a, b| a.cost.total_cmp(&b.cost).then(a.spoilt.cmp(&b.spoilt)).then(a.gpus.cmp(&b.gpus)));

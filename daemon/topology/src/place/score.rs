@@ -15,7 +15,7 @@ pub(super) struct Scored {
     pub(super) cost: f64,
     /// Free GPUs left behind next to the set: taking these apart spoils a larger set for the next request.
     pub(super) spoilt: usize,
-    /// Farthest level between two GPUs, and between a GPU and its NIC.
+    /// Farthest level between two GPUs, and between a GPU or NIC and the nearest of the other kind in the set.
     farthest: (Option<Level>, Option<Level>),
 }
 
@@ -91,14 +91,13 @@ impl<'a> Scorer<'a> {
         }
         let worst = f64::from(FARTHEST) + 0.5;
         let between = average(pairs().map(|(a, b)| self.gpu_cost(a, b) / worst));
-        let to_nics =
-            average(nics.iter().map(|(gpu, nic)| f64::from(steps(self.nic_level(*gpu, *nic))) / f64::from(FARTHEST)));
+        let to_nics = average(self.nearest(set, &nics).map(|level| f64::from(steps(level)) / f64::from(FARTHEST)));
         let cost = match (set.len() > 1, nics.is_empty()) {
             (true, false) => f64::midpoint(between, to_nics),
             (true, true) => between,
             (false, _) => to_nics,
         };
-        let mut chosen: Vec<HcaId> = nics.iter().filter_map(|(_, nic)| self.nics.get(*nic).copied()).collect();
+        let mut chosen: Vec<HcaId> = nics.iter().filter_map(|nic| self.nics.get(*nic).copied()).collect();
         chosen.sort_unstable();
         Some(Scored {
             gpus: set.iter().filter_map(|gpu| self.gpus.get(*gpu).copied()).collect(),
@@ -107,47 +106,86 @@ impl<'a> Scorer<'a> {
             spoilt: self.spoilt(set),
             farthest: (
                 pairs().filter_map(|(a, b)| self.gpu_level(a, b)).max(),
-                nics.iter().filter_map(|(gpu, nic)| self.nic_level(*gpu, *nic)).max(),
+                self.nearest(set, &nics).flatten().max(),
             ),
         })
     }
 
-    /// Whether the NICs of that many sets may be chosen exactly.
-    pub(super) fn may_be_exact(&self, sets: usize, wanted: usize) -> bool {
-        let steps = wanted.saturating_mul(wanted).saturating_mul(self.nics.len());
+    /// Of each GPU its nearest NIC, then of each NIC its nearest GPU, all of one set. Empty without NICs.
+    fn nearest(&self, set: &[usize], nics: &[usize]) -> impl Iterator<Item = Option<Level>> {
+        let near = |levels: &mut dyn Iterator<Item = Option<Level>>| levels.min_by_key(|level| (steps(*level), *level));
+        let of_gpu = move |gpu: &usize| near(&mut nics.iter().map(|nic| self.nic_level(*gpu, *nic)));
+        let of_nic = move |nic: &usize| near(&mut set.iter().map(|gpu| self.nic_level(*gpu, *nic)));
+        set.iter().filter_map(of_gpu).chain(nics.iter().filter_map(of_nic))
+    }
+
+    /// Whether the NICs of that many sets of `size` GPUs may be chosen exactly.
+    pub(super) fn may_be_exact(&self, sets: usize, size: usize, wanted: usize) -> bool {
+        let steps = wanted.saturating_mul(wanted.max(size)).saturating_mul(self.nics.len());
         steps.saturating_mul(sets) <= MAX_EXACT_STEPS
     }
 
-    /// NICs with the GPU each stands beside: the GPUs in turn, all distinct, least distance together.
-    fn choose_nics(&self, set: &[usize], wanted: usize, exact: bool) -> Vec<(usize, usize)> {
-        let turns: Vec<usize> = set.iter().copied().cycle().take(wanted).collect();
-        if turns.is_empty() || turns.len() > self.nics.len() {
+    /// NICs of a set, all distinct: as many for each GPU as there are for all, then the rest where most is gained.
+    fn choose_nics(&self, set: &[usize], wanted: usize, exact: bool) -> Vec<usize> {
+        if wanted == 0 || set.is_empty() || wanted > self.nics.len() {
             return Vec::new();
         }
-        // Distance first, then the place in PCI order, so that the answer is one.
-        let cost = |gpu: usize, nic: usize| {
-            let far = steps(self.nic_level(gpu, nic));
-            i64::from(far) * (1 << 32) + i64::try_from(nic).unwrap_or(i64::MAX >> 32)
-        };
-        if exact {
-            let costs = Matrix::from_fn(turns.len(), self.nics.len(), |(turn, nic)| {
-                turns.get(turn).map_or(i64::MAX >> 8, |gpu| cost(*gpu, nic))
-            });
-            let (_, chosen) = kuhn_munkres_min(&costs);
-            return turns.into_iter().zip(chosen).collect();
+        if !exact {
+            return self.nics_in_turn(set, wanted);
         }
+        let turns: Vec<usize> = set.iter().copied().cycle().take(wanted - wanted % set.len()).collect();
+        let mut chosen = self.nics_of_turns(&turns);
+        while chosen.len() < wanted {
+            let Some(next) = self.next_nic(set, &chosen) else { break };
+            chosen.push(next);
+        }
+        chosen
+    }
+
+    /// Distance first, then the place in PCI order, so that the answer is one.
+    fn nic_cost(&self, gpu: usize, nic: usize) -> i64 {
+        let far = steps(self.nic_level(gpu, nic));
+        i64::from(far) * (1 << 32) + i64::try_from(nic).unwrap_or(i64::MAX >> 32)
+    }
+
+    /// One NIC for each turn of a GPU, least distance together.
+    fn nics_of_turns(&self, turns: &[usize]) -> Vec<usize> {
+        if turns.is_empty() {
+            return Vec::new();
+        }
+        let costs = Matrix::from_fn(turns.len(), self.nics.len(), |(turn, nic)| {
+            turns.get(turn).map_or(i64::MAX >> 8, |gpu| self.nic_cost(*gpu, nic))
+        });
+        kuhn_munkres_min(&costs).1
+    }
+
+    /// The NIC that leaves all GPUs nearest to theirs, then the one nearest to a GPU itself. Where levels come of one
+    /// tree, taking such a NIC time and again is optimal: what a NIC gains is the GPUs below the bridges newly reached.
+    fn next_nic(&self, set: &[usize], chosen: &[usize]) -> Option<usize> {
+        let far = |gpu: usize, nic: usize| steps(self.nic_level(gpu, nic));
+        let now: Vec<(usize, u32)> =
+            set.iter().map(|gpu| (*gpu, chosen.iter().map(|nic| far(*gpu, *nic)).min().unwrap_or(FARTHEST))).collect();
+        let open = (0..self.nics.len()).filter(|nic| !chosen.contains(nic));
+        open.min_by_key(|nic| {
+            let left: u32 = now.iter().map(|(gpu, now)| far(*gpu, *nic).min(*now)).sum();
+            (left, now.iter().map(|(gpu, _)| far(*gpu, *nic)).min(), *nic)
+        })
+    }
+
+    /// Each GPU in turn takes its nearest free NIC.
+    fn nics_in_turn(&self, set: &[usize], wanted: usize) -> Vec<usize> {
         let mut free: Vec<usize> = (0..self.nics.len()).collect();
-        let mut take = |gpu: usize| {
-            let (place, _) = free.iter().enumerate().min_by_key(|(_, nic)| cost(gpu, **nic))?;
-            Some((gpu, free.swap_remove(place)))
+        let take = |gpu: &usize| {
+            let (place, _) = free.iter().enumerate().min_by_key(|(_, nic)| self.nic_cost(*gpu, **nic))?;
+            Some(free.swap_remove(place))
         };
-        turns.into_iter().filter_map(&mut take).collect()
+        set.iter().cycle().take(wanted).map_while(take).collect()
     }
 
     fn fulfils(
         &self,
         set: &[usize],
-        nics: &[(usize, usize)],
+        nics: &[usize],
         request: &PlaceRequest,
         mut pairs: impl Iterator<Item = (usize, usize)> + Clone,
     ) -> bool {
@@ -162,7 +200,7 @@ impl<'a> Scorer<'a> {
         }
         let below = |level: Option<Level>| level.is_some_and(|level| level <= Level::Pxb);
         let joined = pairs.all(|(a, b)| below(self.pci_level(a, b)));
-        joined && nics.iter().all(|(_, nic)| set.iter().all(|gpu| below(self.nic_level(*gpu, *nic))))
+        joined && nics.iter().all(|nic| set.iter().all(|gpu| below(self.nic_level(*gpu, *nic))))
     }
 
     /// Level of two GPUs with NVLink left aside.
@@ -174,10 +212,10 @@ impl<'a> Scorer<'a> {
         }
     }
 
-    fn is_on_one_node(&self, set: &[usize], nics: &[(usize, usize)]) -> bool {
+    fn is_on_one_node(&self, set: &[usize], nics: &[usize]) -> bool {
         let sole = self.host.sole_numa_node();
         let gpus = set.iter().map(|gpu| self.gpus.get(*gpu).and_then(|gpu| self.host.gpu(*gpu)?.numa));
-        let nics = nics.iter().map(|(_, nic)| self.nics.get(*nic).and_then(|nic| self.host.hca(*nic)?.numa));
+        let nics = nics.iter().map(|nic| self.nics.get(*nic).and_then(|nic| self.host.hca(*nic)?.numa));
         let mut nodes: Vec<Option<NumaId>> = gpus.chain(nics).map(|numa| numa.or(sole)).collect();
         nodes.sort_unstable();
         nodes.dedup();
