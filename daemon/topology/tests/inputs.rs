@@ -387,6 +387,6 @@ fn an_operators_topology_is_laid_over_what_is_read() {
     assert_eq!(host.gpus[0].numa.map(|numa| numa.0), Some(5));
     assert_eq!(host.function(gpu).unwrap().source, SourceKind::NcclXml);
     // A pasted matrix has no addresses that it could move.
-    let matrix = "\tGPU0\tNIC0\nGPU0\t X \tPIX\n";
+    let matrix = "\tGPU0\tNIC0\nGPU0\t X \tPIX\nNIC0: mlx5_0\n";
     assert_eq!(read_text(matrix, Path::new(FORM), &options).unwrap().host.warnings, Vec::<String>::new());
 }

@@ -7,6 +7,7 @@ mod common;
 use common::tables::{FORMS, Form, Table, print, table};
 use common::{Answer, answers, assert_plan_keeps_the_rules, by_level, case_text, sections};
 use gdrd_topology::assemble::{ReadOptions, assemble};
+use gdrd_topology::export::env;
 use gdrd_topology::level::Level;
 use gdrd_topology::model::{GpuId, Host, NumaId, NvLinkKind, Snapshot};
 use gdrd_topology::plan::{PlanOptions, plan};
@@ -194,6 +195,48 @@ fn without_a_legend_nics_go_by_their_column() {
     let twice = format!("{text}NIC0: mlx5_0\nNIC1: mlx5_0\n");
     let host = read(&twice);
     assert_eq!(host.hcas.iter().map(|hca| hca.name.as_str()).collect::<Vec<_>>(), ["mlx5_0", "NIC1"]);
+}
+
+fn nic_names(host: &Host) -> Vec<&str> {
+    host.hcas.iter().map(|hca| hca.name.as_str()).collect()
+}
+
+#[test]
+fn a_legend_names_nics_whatever_stands_around_the_names() {
+    let matrix = "\tGPU0\tNIC0\tNIC1\tCPU Affinity\nGPU0\t X \tPIX\tSYS\t0-15\n";
+    for legend in [
+        "NIC0: mlx5_0 (Up)\nNIC1: mlx5_1 (Down)\n",
+        "NIC0: mlx5_0 port 1 ==> ib0 (Up)\nNIC1: mlx5_1 port 1 ==> ib1 (Up)\n",
+        "NIC0: mlx5_0 (0000:18:00.0)\nNIC1: mlx5_1(0000:2a:00.0)\n",
+        "NIC0:mlx5_0\nNIC1:mlx5_1\n",
+        "NIC0 : mlx5_0\nNIC1 : mlx5_1\n",
+        "  NIC0: mlx5_0  NIC1: mlx5_1\n",
+        "NIC0: mlx5_0, NIC1: mlx5_1.\n",
+        "- `NIC0`: `mlx5_0`\n- **NIC1**: \"mlx5_1\",\n",
+        "NIC0: mlx5_0\nNIC1: mlx5_1\nNIC0: is down since noon\n",
+    ] {
+        let host = read(&format!("{matrix}\nNIC Legend:\n\n{legend}"));
+        assert_eq!(nic_names(&host), ["mlx5_0", "mlx5_1"], "{legend}");
+        assert!(host.warnings.iter().all(|warning| !warning.contains("placeholder")), "{:?}", host.warnings);
+    }
+}
+
+/// `NCCL_IB_HCA==NIC0:1` matches no device, and NCCL goes by sockets without a word.
+#[test]
+fn placeholders_are_told_and_never_exported() {
+    let matrix = "\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\nGPU0\t X \tSYS\tPIX\tSYS\t0-15\n\
+                  GPU1\tSYS\t X \tSYS\tPIX\t16-31\n";
+    for (legend, list, exported) in
+        [("", "NIC0, NIC1: placeholders", false), ("NIC0: mlx5_0\n", "NIC1: placeholders", true)]
+    {
+        let snapshot = snapshot(read(&format!("{matrix}{legend}")));
+        assert!(snapshot.host.warnings.iter().any(|warning| warning.starts_with(list)), "{:?}", snapshot.host.warnings);
+        let made = env(&snapshot.host, &plan(&snapshot, &PlanOptions::default()), None);
+        assert!(made.notes.iter().any(|note| note.starts_with(list)), "{:?}", made.notes);
+        let variables: Vec<_> = made.gpus.iter().flat_map(|gpu| &gpu.variables).chain(&made.host).collect();
+        assert!(variables.iter().all(|variable| !variable.value.contains("NIC")), "{variables:?}");
+        assert_eq!(variables.iter().any(|variable| variable.value == "=mlx5_0:1"), exported, "{variables:?}");
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::{Hca, HcaOrigin, Host, PortState};
 use crate::plan::contract::{GpuPlan, Plan};
+use crate::topo_m;
 
 /// Name and version of the JSON form.
 pub const ENV_SCHEMA: &str = "gdrd.env/v1";
@@ -63,6 +64,11 @@ fn is_plain(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
 }
 
+/// A NIC that a pasted matrix numbers and does not name. A library told of it would find no device.
+fn is_placeholder(hca: &Hca) -> bool {
+    hca.bdf.is_none() && topo_m::is_placeholder(&hca.name)
+}
+
 /// A NIC as `name` and the port to use.
 struct Endpoint<'a> {
     name: &'a str,
@@ -106,7 +112,10 @@ fn list(endpoints: &[Endpoint<'_>]) -> String {
 impl<'a> Writer<'a> {
     /// NICs by name that verbs has under this name and every library can be told of.
     fn hcas<'n>(&self, names: impl Iterator<Item = &'n String>) -> Vec<&'a Hca> {
-        let verbs = |hca: &&Hca| !matches!(hca.origin, HcaOrigin::Assumed | HcaOrigin::Socket) && is_plain(&hca.name);
+        let verbs = |hca: &&Hca| {
+            let has_verbs = !matches!(hca.origin, HcaOrigin::Assumed | HcaOrigin::Socket);
+            has_verbs && is_plain(&hca.name) && !is_placeholder(hca)
+        };
         names.filter_map(|name| self.host.hcas.iter().find(|hca| hca.name == *name)).filter(verbs).collect()
     }
 
@@ -114,7 +123,14 @@ impl<'a> Writer<'a> {
         let given: Vec<String> =
             plan.nics.iter().filter(|nic| !nic.gpus.is_empty()).map(|nic| nic.name.clone()).collect();
         let hcas = self.hcas(given.iter());
-        if hcas.len() < given.len() {
+        let is_nameless = |hca: &&Hca| is_placeholder(hca) && given.contains(&hca.name);
+        let nameless: Vec<&str> = self.host.hcas.iter().filter(is_nameless).map(|hca| hca.name.as_str()).collect();
+        if !nameless.is_empty() {
+            let list = nameless.join(", ");
+            self.notes.push(format!(
+                "{list}: placeholders of the matrix, no RDMA devices, left out; add its NIC legend (`NIC0: mlx5_0`) to the text"
+            ));
+        } else if hcas.len() < given.len() {
             self.notes.push("NICs without a verbs name that can be written are left out".to_owned());
         }
         let ends: Vec<Endpoint<'_>> = hcas.into_iter().flat_map(endpoints).collect();

@@ -54,7 +54,7 @@ impl RawRow {
 }
 
 /// `GPU` or `NIC` and a number.
-fn numbered(name: &str, kind: &str) -> bool {
+pub(super) fn numbered(name: &str, kind: &str) -> bool {
     let digits = name.strip_prefix(kind);
     digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
@@ -118,20 +118,16 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// `NIC0: mlx5_0`, the last two words of a line.
+    /// `NIC0: mlx5_0`, whatever stands behind the name, also several of them. Whether there is one.
     fn legend_line(&mut self, line: &str) -> bool {
-        let mut words = line.split_whitespace().rev();
-        let name = words.next();
-        let entry = words.next().and_then(|word| word.strip_suffix(':')).zip(name);
-        match entry.filter(|(nic, _)| numbered(nic, "NIC")) {
-            Some((nic, name)) => {
-                if self.legend.len() < MAX_TOPO_M_COLUMNS {
-                    self.legend.insert(nic.to_owned(), name.to_owned());
-                }
-                true
+        let entries = legend_entries(line);
+        let has_entry = !entries.is_empty();
+        for (nic, name) in entries {
+            if self.legend.len() < MAX_TOPO_M_COLUMNS {
+                self.legend.insert(nic, name);
             }
-            None => false,
         }
+        has_entry
     }
 
     fn settle(&mut self, rows: Vec<RawRow>) -> Result<(), BadTopoM> {
@@ -194,6 +190,25 @@ impl Matrix {
         let row = self.rows.iter().find(|row| row.column == column)?;
         pasted::sole_number(&row.numa).map(NumaId)
     }
+}
+
+/// Pairs of a NIC's column and its name, free of the quoting and lists that people put around them.
+fn legend_entries(line: &str) -> Vec<(String, String)> {
+    if !line.contains("NIC") {
+        return Vec::new();
+    }
+    let plain = line.replace(['`', '\'', '"', '*', ',', ';'], " ").replace(':', " : ").replace('(', " (");
+    let words: Vec<&str> = plain.split_whitespace().collect();
+    let entry = |at: usize| {
+        let nic = words.get(at).filter(|word| numbered(word, "NIC"))?;
+        words.get(at + 1).filter(|word| **word == ":")?;
+        let name = words.get(at + 2)?.trim_end_matches('.');
+        // `NIC0: is down` is prose: device names have a number, or stand alone.
+        let is_alone = words.get(at + 3).is_none_or(|word| !word.starts_with(|c: char| c.is_ascii_alphanumeric()));
+        let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic()) && !numbered(name, "NIC");
+        (is_name && (is_device(name) || is_alone)).then(|| ((*nic).to_owned(), name.to_owned()))
+    };
+    (0..words.len()).filter_map(entry).collect()
 }
 
 /// A word that may stand before a row: quoting, a time of day, a log's `[name]`.

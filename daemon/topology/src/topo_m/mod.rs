@@ -99,7 +99,17 @@ fn names(matrix: &Matrix, warnings: &mut Vec<String>) -> Vec<String> {
             names.push(column.name.clone());
         }
     }
+    let nameless: Vec<&str> = names.iter().map(String::as_str).filter(|name| is_placeholder(name)).collect();
+    if !nameless.is_empty() {
+        let list = nameless.join(", ");
+        warnings.push(format!("{list}: placeholders of the matrix, no RDMA devices; add its NIC legend to the text"));
+    }
     names
+}
+
+/// Whether a NIC goes by its column (`NIC0`), which no RDMA device is called.
+pub(crate) fn is_placeholder(name: &str) -> bool {
+    matrix::numbered(name, "NIC")
 }
 
 /// Level of each pair of columns, the lower first. Where two rows differ the nearer level is kept: a row
