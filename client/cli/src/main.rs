@@ -8,6 +8,7 @@
 mod args;
 mod driver;
 mod exit;
+mod file;
 mod host;
 mod output;
 mod source;

@@ -1,6 +1,8 @@
 //! gdrctl as people and scripts run it, without a daemon: inputs, exit codes, formats, edges.
 
-use std::io::Write as _;
+use std::fs::{File, Permissions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -297,6 +299,67 @@ fn an_exported_topology_is_an_input_that_gives_the_same_pairs() {
         assert_eq!(pairs(&file), pairs("dgx-a100"), "{kind}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 2, "nothing else is left behind");
+}
+
+/// Exports a profile to `output`, and says what it should then hold.
+fn exported(output: &Path) -> (Output, String) {
+    let export = ["export", "profile", "--input", "two-socket-2gpu"];
+    let done = gdrctl(&[&export[..], &["-o", &output.to_string_lossy()]].concat());
+    (done, text(&gdrctl(&export).stdout))
+}
+
+#[test]
+fn output_replaces_the_file_that_a_link_leads_to_and_keeps_its_mode() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("file"), "before").expect("a file");
+    std::fs::set_permissions(at("file"), Permissions::from_mode(0o640)).expect("its mode");
+    for (target, link) in [("file", "link"), ("link", "link-to-link"), ("new", "dangling")] {
+        std::os::unix::fs::symlink(target, at(link)).expect("a link");
+    }
+    for (link, target) in [("link", "file"), ("link-to-link", "file"), ("dangling", "new")] {
+        let (done, wanted) = exported(&at(link));
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        assert!(std::fs::symlink_metadata(at(link)).expect("the link").is_symlink(), "{link}");
+        assert_eq!(std::fs::read_to_string(at(target)).expect("the target"), wanted, "{link}");
+    }
+    assert_eq!(std::fs::metadata(at("file")).expect("the file").permissions().mode() & 0o7777, 0o640);
+    std::os::unix::fs::symlink("loop", at("loop")).expect("a link to itself");
+    let (failed, _) = exported(&at("loop"));
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(text(&failed.stderr).contains("loop"), "{}", text(&failed.stderr));
+    let (failed, _) = exported(folder.path());
+    assert_eq!(failed.status.code(), Some(1), "a folder is nothing to write into");
+    assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 6, "nothing else is left behind");
+}
+
+#[test]
+fn output_goes_into_a_fifo_and_to_standard_output_which_stay_what_they_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).expect("a fifo");
+    // For both, so that neither end waits for the other (fifo(7)).
+    let mut fifo = File::options().read(true).write(true).open(&path).expect("the fifo opens");
+    let (done, wanted) = exported(&path);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(std::fs::metadata(&path).expect("the fifo").file_type().is_fifo());
+    let mut got = vec![0; wanted.len()];
+    fifo.read_exact(&mut got).expect("what was written");
+    assert_eq!(text(&got), wanted);
+    // As /dev/stdout is one.
+    let link = folder.path().join("stdout");
+    std::os::unix::fs::symlink("/proc/self/fd/1", &link).expect("a link");
+    let (done, wanted) = exported(&link);
+    assert_eq!(text(&done.stdout), wanted, "{}", text(&done.stderr));
+    assert!(std::fs::symlink_metadata(&link).expect("the link").is_symlink());
+    assert_eq!(std::fs::read_dir(folder.path()).expect("the folder").count(), 2, "nothing else is left behind");
+}
+
+#[test]
+fn an_empty_topology_file_is_refused() {
+    let refused = gdrctl(&["export", "env", "--topo-file", "", "--input", "dgx-a100"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("--topo-file"), "{}", text(&refused.stderr));
 }
 
 #[test]

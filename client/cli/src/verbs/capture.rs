@@ -9,8 +9,7 @@ use serde_json::json;
 use crate::args::{Capture, Global};
 use crate::driver;
 use crate::exit::{Outcome, UsageError};
-use crate::output;
-use crate::verbs::export::write_file;
+use crate::{file, output};
 
 pub(crate) fn run(global: &Global, options: &Capture) -> anyhow::Result<Outcome> {
     let packed = Packed::by_name(&options.output).map_err(|error| match error {
@@ -23,7 +22,7 @@ pub(crate) fn run(global: &Global, options: &Capture) -> anyhow::Result<Outcome>
     let taken = capture(&options.sysfs_root, asked.as_ref().ok())
         .with_context(|| format!("capture {}", options.sysfs_root.display()))?;
     let bytes = pack(&taken, packed)?;
-    write_file(&options.output, &bytes)?;
+    file::write(&options.output, &bytes)?;
     let with_config = taken.with_extended_config;
     let summary = json!({
         "schema": "gdrd.capture/v1",

@@ -1,9 +1,5 @@
 //! `gdrctl export`: the pairing in the words of other software.
 
-use std::io::Write as _;
-use std::path::Path;
-
-use anyhow::Context as _;
 use gdrd_topology::export::{Env, GpuEnv, env, mooncake_matrix, nccl_topo};
 use gdrd_topology::plan::contract::Plan;
 use gdrd_topology::profile;
@@ -11,7 +7,7 @@ use serde_json::json;
 
 use crate::args::{Export, Exported, Format, Global};
 use crate::exit::{Outcome, UsageError};
-use crate::{output, source};
+use crate::{file, output, source};
 
 pub(crate) fn run(global: &Global, options: &Export) -> anyhow::Result<Outcome> {
     check(global, options)?;
@@ -27,7 +23,7 @@ pub(crate) fn run(global: &Global, options: &Export) -> anyhow::Result<Outcome> 
         }
     };
     match &options.output {
-        Some(path) => write_file(path, &text)?,
+        Some(path) => file::write(path, &text)?,
         None => output::write(&text)?,
     }
     Ok(Outcome::Done)
@@ -45,6 +41,7 @@ fn check(global: &Global, options: &Export) -> Result<(), UsageError> {
     }
     let is_plain = |text: &String| text.bytes().all(|byte| byte.is_ascii_graphic() && !b"'\"\\$`".contains(&byte));
     match &options.topo_file {
+        Some(path) if path.is_empty() => Err(UsageError("--topo-file names no file".to_owned())),
         Some(path) if !is_plain(path) => {
             Err(UsageError(format!("--topo-file {path}: a path that needs quotes in a shell cannot be exported")))
         }
@@ -89,21 +86,4 @@ fn env_text(format: Format, made: &Env, gpu: Option<&GpuEnv>) -> String {
         }
     }
     text
-}
-
-/// Writes a file whole or not at all: a job that starts meanwhile never reads half of one.
-pub(crate) fn write_file(path: &Path, bytes: impl AsRef<[u8]>) -> anyhow::Result<()> {
-    let context = || format!("write {}", path.display());
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().ok_or_else(|| UsageError(format!("{}: no file name", path.display())))?);
-    name.push(format!(".{}", std::process::id()));
-    let part = folder.join(name);
-    let written = std::fs::File::create(&part).and_then(|mut file| file.write_all(bytes.as_ref()));
-    let placed = written.and_then(|()| std::fs::rename(&part, path));
-    if placed.is_err() {
-        // Nothing is left behind; the first error is the one to tell.
-        let _ = std::fs::remove_file(&part);
-    }
-    placed.with_context(context)
 }
