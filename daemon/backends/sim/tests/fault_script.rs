@@ -46,7 +46,7 @@ fn what_is_wrong_is_told_with_its_line() {
         ("regist: fail enomem", "`regist` is no trigger"),
         ("register: fail", "an error is missing"),
         ("register: fail exdev", "`exdev` is no error"),
-        ("register: explode", "`explode` is neither fail nor delay"),
+        ("register: explode", "`explode` is none of fail, delay and cost"),
         ("register: delay 20", "no unit"),
         ("register: delay ms", "no duration"),
         ("register: delay 61s", "more than 60 s"),
