@@ -8,6 +8,7 @@ use crate::level::Level;
 use crate::model::{GpuId, HcaId, Host, PciRole};
 use crate::path::link_of;
 use crate::plan::contract::Plan;
+use crate::together::{Part, Way, together};
 
 /// Rates that differ by less than this share are called matched: encodings and flow control take as much.
 const MATCHED_SHARE: f64 = 0.05;
@@ -53,8 +54,8 @@ pub struct Uplink {
     pub gpus: usize,
     /// NICs below it that GPUs are given.
     pub nics: usize,
-    /// What these NICs' ports carry together.
-    pub nics_gbps: f64,
+    /// What these NICs' ports and links carry together up to it; `None` if of one nothing is known.
+    pub nics_gbps: Option<f64>,
 }
 
 /// Compares every GPU of a plan with its NICs. GPUs without a place in the tree are left out.
@@ -72,7 +73,7 @@ pub fn of_gpu(host: &Host, plan: &Plan, gpu: &str) -> Option<BandwidthMatch> {
     let ids: Vec<HcaId> = planned.assigned.iter().filter_map(|name| host.find_hca(name)).collect();
     let nics: Vec<NicBandwidth> = ids.iter().filter_map(|nic| nic_bandwidth(host, plan, id, *nic)).collect();
     let gpu_gbps = gpu_side(host, id, ids.first().copied());
-    let brought = shares(&nics);
+    let brought = brought(host, id, &ids, &nics);
     let mut found = BandwidthMatch {
         gpu: planned.name.clone(),
         gpu_gbps,
@@ -110,17 +111,17 @@ fn nic_bandwidth(host: &Host, plan: &Plan, gpu: GpuId, nic: HcaId) -> Option<Nic
     })
 }
 
-/// What one GPU gets of its NICs; `None` where no rate is known.
-fn shares(nics: &[NicBandwidth]) -> Option<f64> {
-    let share = |nic: &NicBandwidth| {
-        let gbps = [nic.rate_gbps, nic.link_gbps].into_iter().flatten().min_by(f64::total_cmp)?;
-        // A count of GPUs of one host is far below where a float loses whole numbers.
-        #[expect(clippy::cast_precision_loss, reason = "a count of GPUs")]
-        let users = nic.gpus as f64;
-        Some(gbps / users)
+/// What one GPU gets of its NICs, each by its even share and all within the links they have in common; `None` where no
+/// rate is known.
+fn brought(host: &Host, gpu: GpuId, ids: &[HcaId], nics: &[NicBandwidth]) -> Option<f64> {
+    let way = |id: &HcaId| {
+        let name = &host.hca(*id)?.name;
+        let own = nics.iter().find(|nic| nic.name == *name).and_then(share)?;
+        let side = host.nic_side(gpu, *id).into_iter();
+        Some(side.chain([(Part::Share(*id), own)]).collect())
     };
-    let known: Vec<f64> = nics.iter().filter_map(share).collect();
-    (!known.is_empty()).then(|| known.iter().sum())
+    let known: Vec<Way> = ids.iter().filter_map(way).collect();
+    together(&known).filter(|_| !known.is_empty())
 }
 
 /// The highest switch above a GPU whose uplink is known.
@@ -133,14 +134,28 @@ fn uplink(host: &Host, plan: &Plan, gpu: Bdf) -> Option<Uplink> {
     let port = above.iter().skip_while(|function| function.bdf != switch.bdf).nth(1).and_then(|port| link_of(port));
     let gbps = port.map_or(own, |port| port.gbps.min(own));
     let is_below = |bdf: Bdf| host.bridges_above(bdf).any(|bridge| bridge.bdf == switch.bdf);
-    let nics: Vec<_> = plan
-        .nics
-        .iter()
-        .filter(|nic| !nic.gpus.is_empty() && nic.bdf.is_some_and(is_below))
-        .filter_map(|nic| nic.rate_gbps)
+    let given = plan.nics.iter().filter(|nic| !nic.gpus.is_empty());
+    let nics: Vec<Way> = given
+        .filter_map(|nic| {
+            let bdf = nic.bdf.filter(|bdf| is_below(*bdf))?;
+            let links = host.nic_links(bdf, None).into_iter();
+            let below = links.take_while(|(part, _)| *part != Part::Bridge(switch.bdf));
+            // Without the rate of its port a NIC may bring less than its link.
+            let port = nic.rate_gbps.and_then(|_| host.port_part(host.find_hca(&nic.name)?));
+            Some(port.map_or_else(Way::new, |port| std::iter::once(port).chain(below).collect()))
+        })
         .collect();
     let gpus = host.gpus.iter().filter_map(|gpu| gpu.bdf).filter(|bdf| is_below(*bdf)).count();
-    Some(Uplink { bdf: switch.bdf, gbps, gpus, nics: nics.len(), nics_gbps: nics.iter().sum() })
+    Some(Uplink { bdf: switch.bdf, gbps, gpus, nics: nics.len(), nics_gbps: together(&nics) })
+}
+
+/// A GPU's even share of a NIC; `None` where no rate is known.
+fn share(nic: &NicBandwidth) -> Option<f64> {
+    let gbps = [nic.rate_gbps, nic.link_gbps].into_iter().flatten().min_by(f64::total_cmp)?;
+    // A count of GPUs of one host is far below where a float loses whole numbers.
+    #[expect(clippy::cast_precision_loss, reason = "a count of GPUs")]
+    let users = nic.gpus as f64;
+    Some(gbps / users)
 }
 
 fn is_narrower(a: f64, b: f64) -> bool {
@@ -158,6 +173,19 @@ fn findings(found: &BandwidthMatch, brought: Option<f64>, is_below_switch: bool)
             ));
         }
     }
+    if let Some((alone, nics)) = found
+        .nics
+        .iter()
+        .filter_map(share)
+        .reduce(|sum, share| sum + share)
+        .zip(brought)
+        .filter(|(alone, nics)| is_narrower(*nics, *alone))
+    {
+        words.push(format!(
+            "NICs of {alone:.0} Gbit/s on one link or port of {nics:.0}: {:.0} of them wasted together",
+            alone - nics
+        ));
+    }
     if let Some((gpu, nics)) = found.gpu_gbps.zip(brought) {
         words.push(if is_narrower(gpu, nics) {
             format!("link of {gpu:.0} Gbit/s against NICs of {nics:.0}: {:.0} of the NICs wasted", nics - gpu)
@@ -168,17 +196,17 @@ fn findings(found: &BandwidthMatch, brought: Option<f64>, is_below_switch: bool)
         });
     }
     if let Some(up) = &found.uplink
-        && up.nics > 0
+        && let Some(nics_gbps) = up.nics_gbps.filter(|_| up.nics > 0)
     {
         let who = format!("uplink {} of {:.0} Gbit/s", up.bdf, up.gbps);
-        let load = format!("{} NICs of {:.0}", up.nics, up.nics_gbps);
-        words.push(match (is_narrower(up.gbps, up.nics_gbps), is_below_switch) {
+        let load = format!("{} NICs of {nics_gbps:.0}", up.nics);
+        let wasted = nics_gbps - up.gbps;
+        words.push(match (is_narrower(up.gbps, nics_gbps), is_below_switch) {
             (false, _) => format!("{who} carries {load}, also to host memory"),
             (true, true) => format!(
-                "{who} is narrower than {load}: {:.0} wasted for host memory, not between GPU and NIC below it",
-                up.nics_gbps - up.gbps
+                "{who} is narrower than {load}: {wasted:.0} wasted for host memory, not between GPU and NIC below it"
             ),
-            (true, false) => format!("{who} is narrower than {load}: {:.0} wasted", up.nics_gbps - up.gbps),
+            (true, false) => format!("{who} is narrower than {load}: {wasted:.0} wasted"),
         });
     }
     words

@@ -63,6 +63,7 @@ pub mod render;
 pub mod rocm_topo;
 pub mod source;
 pub mod sysfs;
+mod together;
 pub mod topo_m;
 
 pub use error::TopologyError;

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Answer, answers, assert_plan_keeps_the_rules, by_level, case_text, sections};
+use gdrd_topology::advise::{Destination, PathKind, advise_path};
 use gdrd_topology::assemble::{ReadOptions, assemble};
 use gdrd_topology::level::Level;
 use gdrd_topology::model::{GpuId, HcaId, HcaOrigin, Host, NvLinkKind, Snapshot};
@@ -123,6 +124,15 @@ fn ports_of_one_function_are_nics_of_one_card() {
     assert_eq!((a.card, a.ports[0].port_num, a.ports[0].rate_gbps), (b.card, 1, Some(180.0)));
     assert_eq!(b.ports[0].port_num, 2);
     assert!(a.card.is_some());
+}
+
+#[test]
+fn traffic_below_one_switch_does_not_count_its_uplink() {
+    let snapshot = snapshot(case("oci-H100-topology"));
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let way = advise_path(&snapshot, &plan, "GPU0", &Destination::Remote).unwrap();
+    assert_eq!((way.kind, way.via.len(), way.gbps), (PathKind::GpudirectRdma, 2, Some(360.0)));
+    assert_eq!(way.fallback.and_then(|next| next.gbps).map(f64::round), Some(64.0));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Pictures, trees and bandwidth of built-in machines.
 
+use gdrd_topology::advise::{Destination, advise_path};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::bandwidth::{matches, of_gpu};
 use gdrd_topology::model::Snapshot;
@@ -147,7 +148,7 @@ fn a_gpu_link_wider_than_its_nic_is_said_to_be_unused_in_part() {
     assert_eq!(found.usable_gbps.map(f64::round), Some(200.0));
     assert!(found.findings.iter().any(|line| line.contains("52 of the link unused")), "{:?}", found.findings);
     let uplink = found.uplink.unwrap();
-    assert_eq!((uplink.gpus, uplink.nics, uplink.nics_gbps), (2, 2, 400.0));
+    assert_eq!((uplink.gpus, uplink.nics, uplink.nics_gbps), (2, 2, Some(400.0)));
     assert!(found.findings.iter().any(|line| line.contains("not between GPU and NIC below it")));
     assert_eq!(matches(&snapshot.host, &plan).len(), 8);
 }
@@ -177,4 +178,50 @@ fn nics_that_gpus_share_count_by_their_share() {
     let plan = plan(&snapshot, &PlanOptions::default());
     let found = of_gpu(&snapshot.host, &plan, "GPU1").unwrap();
     assert_eq!((found.nics[0].gpus, found.usable_gbps), (2, Some(100.0)));
+}
+
+/// One GPU below a switch whose uplink carries 63, and below it an adapter of two functions on one link of 126.
+fn two_functions_of_one_slot(rate: &str) -> Snapshot {
+    let text = format!(
+        "gdrd-host-profile 1\nnuma 0\n\
+         pci 0000:00:01.0 1000:c010 060400 pci0000:00 8x8 numa=0\n\
+         pci 0000:01:00.0 1000:c010 060400 0000:00:01.0 8x8\n\
+         pci 0000:02:00.0 1000:c010 060400 0000:01:00.0 16x16\n\
+         pci 0000:02:01.0 1000:c010 060400 0000:01:00.0 8x16\n\
+         pci 0000:03:00.0 10de:2330 030200 0000:02:00.0 16x16\n\
+         pci 0000:04:00.0 15b3:1019 020700 0000:02:01.0 8x16\n\
+         pci 0000:04:00.1 15b3:1019 020700 0000:02:01.0 8x16\n\
+         hca mlx5_0 0000:04:00.0\nport mlx5_0 1 ACTIVE InfiniBand {rate}\n\
+         hca mlx5_1 0000:04:00.1\nport mlx5_1 1 ACTIVE InfiniBand {rate}\n"
+    );
+    profile::snapshot(&text, None, &ReadOptions::default()).expect("a profile")
+}
+
+#[test]
+fn functions_of_one_slot_carry_no_more_together_than_its_link() {
+    let snapshot = two_functions_of_one_slot("100");
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let found = of_gpu(&snapshot.host, &plan, "GPU0").unwrap();
+    assert_eq!((found.nics.len(), found.usable_gbps.map(f64::round)), (2, Some(126.0)), "{found:?}");
+    let uplink = found.uplink.unwrap();
+    assert_eq!((uplink.nics, uplink.nics_gbps.map(f64::round)), (2, Some(126.0)));
+    assert_eq!(found.findings[0], "NICs of 200 Gbit/s on one link or port of 126: 74 of them wasted together");
+    // Between GPU and NICs no uplink is in the way; through host memory it is.
+    let way = advise_path(&snapshot, &plan, "GPU0", &Destination::Remote).unwrap();
+    assert_eq!((way.via.len(), way.gbps.map(f64::round)), (2, Some(126.0)), "{way:?}");
+    assert_eq!(way.fallback.and_then(|next| next.gbps).map(f64::round), Some(63.0));
+}
+
+#[test]
+fn nics_of_unknown_rate_are_counted_and_their_sum_is_unknown() {
+    let snapshot = two_functions_of_one_slot("-");
+    let found = of_gpu(&snapshot.host, &plan(&snapshot, &PlanOptions::default()), "GPU0").unwrap();
+    let uplink = found.uplink.unwrap();
+    assert_eq!((uplink.nics, uplink.nics_gbps), (2, None));
+    assert!(!found.findings.iter().any(|line| line.contains("uplink")), "{:?}", found.findings);
+    let (mut without, _) = planned("dgx-a100");
+    without.host.hcas.clear();
+    let uplink = of_gpu(&without.host, &plan(&without, &PlanOptions::default()), "GPU0").unwrap().uplink.unwrap();
+    let nothing = uplink.nics_gbps.expect("no NICs carry nothing");
+    assert!(uplink.nics == 0 && nothing == 0.0 && nothing.is_sign_positive());
 }

@@ -3,8 +3,10 @@
 use super::{
     Fallback, PathAdvice, PathKind, advice, gpu_to_memory, host_memory, lesser, level_word, name, state_word, works,
 };
-use crate::model::{GpuId, Host};
+use crate::model::{GpuId, HcaId, Host};
 use crate::plan::contract::{GpuPlan, PairPlan, Plan};
+use crate::plan::round;
+use crate::together::{Way, together};
 
 pub(super) fn to_remote(host: &Host, plan: &Plan, from: GpuId) -> PathAdvice {
     let remote = "remote".to_owned();
@@ -29,9 +31,7 @@ pub(super) fn to_remote(host: &Host, plan: &Plan, from: GpuId) -> PathAdvice {
         let advice = advice(host, from, remote, PathKind::Staged, reason);
         return PathAdvice { via, level: first.level, gbps: staged_gbps, ..advice };
     }
-    let rates: Option<Vec<f64>> = pairs.iter().map(|pair| pair.gbps).collect();
-    // One link of the GPU feeds all its NICs.
-    let gbps = lesser(rates.map(|rates| rates.iter().sum()), gpu_to_memory(host, from).filter(|_| pairs.len() > 1));
+    let gbps = host.gpu_hcas_gbps(from, &ids(host, &via)).map(round);
     let reason = format!("{} is {}; GPUDirect RDMA is {state}: {why}", first.name, level_word(first.level));
     let fallback = Fallback {
         kind: PathKind::Staged,
@@ -49,12 +49,14 @@ fn assigned(gpu: &GpuPlan) -> Vec<&PairPlan> {
 
 /// GPU to host memory, then host memory to the NICs together.
 fn staged_gbps(host: &Host, from: GpuId, nics: &[String]) -> Option<f64> {
-    let one = |name: &String| {
-        let id = host.find_hca(name)?;
-        let port = host.port_bottleneck(id).map(|part| part.gbps);
-        let links = host.hca(id)?.bdf.and_then(|bdf| host.root_bottleneck(bdf)).map(|part| part.gbps);
-        lesser(port, links)
+    let way = |id: &HcaId| -> Way {
+        let links = host.hca(*id).and_then(|hca| hca.bdf).map(|bdf| host.nic_links(bdf, None));
+        host.port_part(*id).into_iter().chain(links.unwrap_or_default()).collect()
     };
-    let nics: Option<Vec<f64>> = nics.iter().map(one).collect();
-    lesser(gpu_to_memory(host, from), Some(nics?.iter().sum()))
+    let nics = together(&ids(host, nics).iter().map(way).collect::<Vec<Way>>());
+    nics.and_then(|nics| lesser(gpu_to_memory(host, from), Some(nics)))
+}
+
+fn ids(host: &Host, names: &[String]) -> Vec<HcaId> {
+    names.iter().filter_map(|name| host.find_hca(name)).collect()
 }

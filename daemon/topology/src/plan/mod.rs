@@ -215,6 +215,6 @@ fn shown(bdf: Option<Bdf>) -> Option<Bdf> {
 }
 
 /// Rates print with at most two digits after the point.
-fn round(gbps: f64) -> f64 {
+pub(crate) fn round(gbps: f64) -> f64 {
     (gbps * 100.0).round() / 100.0
 }
