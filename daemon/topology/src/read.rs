@@ -105,6 +105,8 @@ pub fn read_text(text: &str, path: &Path, options: &ReadOptions) -> Result<Snaps
         topo_m::parse(text).map_err(|error| bad("nvidia-smi topo -m", error.to_string()))?
     } else if rocm_topo::is_rocm_topo(text) {
         rocm_topo::parse(text).map_err(|error| bad("rocm-smi --showtopo", error.to_string()))?
+    } else if topo_m::is_p2p_alone(text) {
+        return Err(unknown(topo_m::P2P));
     } else {
         return Err(unknown(foreign::name(text).unwrap_or(NO_KNOWN_TEXT)));
     };

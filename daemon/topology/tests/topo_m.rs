@@ -239,6 +239,36 @@ fn placeholders_are_told_and_never_exported() {
     }
 }
 
+const P2P: &str = " \tGPU0\tGPU1\tGPU2\n GPU0\tX\tOK\tCNS\n GPU1\tOK\tX\tNS\n GPU2\tTNS\tGNS\tX\n\nLegend:\n\n\
+                   X    = Self\n  OK   = Status Ok\n  CNS  = Chipset not supported\n";
+
+#[test]
+fn what_comes_before_the_matrix_does_not_hide_it() {
+    let matrix =
+        "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\t X \tNV4\tPIX\t0-15\nGPU1\tNV4\t X \tSYS\t16-31\nNIC0: mlx5_0\n";
+    let right = read(matrix);
+    for before in
+        [P2P, "GPU0 X\n", "GPU0 X\n\tGPU0\tGPU1\n", "\tGPU0\nGPU0\t X \n", " \tGPU0\tGPU1\tGPU2\nGPU0 X OK OK\n"]
+    {
+        assert_eq!(read(&format!("{before}\n{matrix}")), right, "{before}");
+    }
+    let after = read(&format!("{matrix}\nuser@host:~$ nvidia-smi topo -p2p r\n{P2P}"));
+    assert_eq!((&after.gpus, &after.hcas), (&right.gpus, &right.hcas));
+}
+
+#[test]
+fn a_lone_gpu_is_a_matrix_whatever_follows() {
+    let host = read("\tGPU0\tCPU Affinity\nGPU0\t X \t0-15\n\nGPU0 GPU1\n");
+    assert_eq!(host.gpus.len(), 1);
+}
+
+#[test]
+fn a_matrix_of_peer_access_is_named_and_refused() {
+    assert!(topo_m::parse(P2P).unwrap_err().to_string().contains("topo -p2p"));
+    let error = gdrd_topology::read_text(P2P, "a".as_ref(), &ReadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("topo -p2p") && error.contains("topo -m`"), "{error}");
+}
+
 #[test]
 fn words_of_older_versions_are_understood() {
     let host = read("\tGPU0\tGPU1\tmlx4_0\tCPU Affinity\nGPU0\t X \tSOC\tPHB\t0-9\nGPU1\tSOC\t X \tSOC\t10-19\n");

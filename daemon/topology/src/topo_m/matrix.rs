@@ -38,6 +38,8 @@ pub(super) struct Matrix {
     /// NIC to device name.
     pub(super) legend: BTreeMap<String, String>,
     pub(super) warnings: Vec<String>,
+    /// Whether the text holds a matrix of `nvidia-smi topo -p2p`, which has no levels.
+    pub(super) has_p2p: bool,
 }
 
 /// A line that begins as a row does.
@@ -51,6 +53,24 @@ impl RawRow {
     fn has_x(&self) -> bool {
         self.levels.iter().any(|word| level(word) == Some(Level::Same))
     }
+}
+
+/// Whether rows are of a matrix for certain: one with its X has a level too.
+fn is_told(rows: &[RawRow]) -> bool {
+    let has_level = |row: &RawRow| row.levels.iter().any(|word| level(word).is_some_and(|level| level != Level::Same));
+    rows.iter().any(|row| row.has_x() && has_level(row))
+}
+
+/// `GPU0  X  OK  CNS`: a row of `nvidia-smi topo -p2p`, by the words of its legend.
+fn is_p2p_row(line: &str) -> bool {
+    const STATES: [&str; 7] = ["OK", "CNS", "GNS", "TNS", "NS", "DR", "U"];
+    let mut words = line.split_whitespace().skip_while(|word| is_prefix(word));
+    if !words.next().is_some_and(|name| numbered(name, "GPU")) {
+        return false;
+    }
+    let cells: Vec<&str> = words.collect();
+    let is_state = |word: &&str| STATES.contains(word);
+    cells.iter().any(is_state) && cells.iter().all(|word| *word == "X" || is_state(word))
 }
 
 /// `GPU` or `NIC` and a number.
@@ -81,28 +101,38 @@ fn is_cell(word: &str) -> bool {
 }
 
 impl Matrix {
+    /// The first matrix with a level in it, else the first that has at least a row.
     pub(super) fn find(text: &str) -> Result<Self, BadTopoM> {
         let mut matrix = Self::default();
         let mut rows: Vec<RawRow> = Vec::new();
+        let mut bare: Option<(Vec<Column>, Vec<RawRow>)> = None;
         let mut header_is_open = false;
         for line in text.lines().map(pasted::clean) {
             if matrix.legend_line(&line) {
                 continue;
             }
             let width = matrix.columns.len();
-            if let Some(row) = raw_row(&line) {
+            if is_p2p_row(&line) {
+                matrix.has_p2p = true;
+                header_is_open = false;
+                if !is_told(&rows) {
+                    rows.clear();
+                    matrix.columns.clear();
+                }
+            } else if let Some(row) = raw_row(&line) {
                 header_is_open = false;
                 rows.push(row);
             } else if let Some(columns) = header(&line, header_is_open) {
-                // Prose may speak of `GPU1 SYS`, but only rows have an X.
-                if !rows.iter().any(RawRow::has_x) {
-                    rows.clear();
-                }
-                if !rows.is_empty() {
+                if is_told(&rows) {
                     matrix.warnings.push("a second matrix in the text is left out".to_owned());
                     break;
                 }
-                if columns.iter().any(|column| matrix.columns.contains(column)) {
+                // Prose may speak of `GPU1 SYS`, but only rows have an X, and of these only a lone GPU's nothing else.
+                if rows.iter().any(RawRow::has_x) {
+                    bare.get_or_insert((std::mem::take(&mut matrix.columns), std::mem::take(&mut rows)));
+                }
+                rows.clear();
+                if !header_is_open || columns.iter().any(|column| matrix.columns.contains(column)) {
                     matrix.columns.clear();
                 }
                 header_is_open = true;
@@ -113,6 +143,10 @@ impl Matrix {
             if matrix.columns.len() > MAX_TOPO_M_COLUMNS || rows.len() > MAX_TOPO_M_COLUMNS {
                 return Err(BadTopoM(format!("has more than {MAX_TOPO_M_COLUMNS} columns or rows")));
             }
+        }
+        if let Some((columns, first)) = bare.filter(|_| !rows.iter().any(RawRow::has_x)) {
+            matrix.columns = columns;
+            rows = first;
         }
         matrix.settle(rows)?;
         Ok(matrix)

@@ -20,6 +20,10 @@ pub const MAX_TOPO_M_BYTES: usize = 1 << 20;
 /// Most columns of GPUs and NICs.
 pub const MAX_TOPO_M_COLUMNS: usize = 256;
 
+/// What a text is whose only matrix is that of peer access.
+pub(crate) const P2P: &str = "the matrix of `nvidia-smi topo -p2p`, which tells what GPUs may do and not what lies between; use the \
+                              text of `nvidia-smi topo -m`";
+
 /// Why a text holds no matrix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -31,7 +35,12 @@ pub fn is_topo_m(text: &str) -> bool {
     text.len() <= MAX_TOPO_M_BYTES && Matrix::find(text).is_ok_and(|matrix| !matrix.rows.is_empty())
 }
 
-/// Reads the first matrix of a text.
+/// Whether a text holds the matrix of `nvidia-smi topo -p2p` and none of levels.
+pub(crate) fn is_p2p_alone(text: &str) -> bool {
+    text.len() <= MAX_TOPO_M_BYTES && Matrix::find(text).is_ok_and(|matrix| matrix.rows.is_empty() && matrix.has_p2p)
+}
+
+/// Reads the first matrix of a text that has levels.
 ///
 /// # Errors
 /// There is no row of a matrix in it, or it has more columns than any host.
@@ -40,6 +49,9 @@ pub fn parse(text: &str) -> Result<RawHost, BadTopoM> {
         return Err(BadTopoM(format!("has more than {MAX_TOPO_M_BYTES} bytes")));
     }
     let matrix = Matrix::find(text)?;
+    if matrix.rows.is_empty() && matrix.has_p2p {
+        return Err(BadTopoM(P2P.to_owned()));
+    }
     if matrix.rows.is_empty() {
         return Err(BadTopoM("has no row of a matrix, such as `GPU0  X  NV12  PXB`".to_owned()));
     }
