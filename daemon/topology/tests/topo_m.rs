@@ -270,6 +270,25 @@ fn a_matrix_of_peer_access_is_named_and_refused() {
 }
 
 #[test]
+fn mig_instances_are_left_out_and_shift_nothing() {
+    for (first, second) in [("GPU0-MIG0", "GPU0-MIG1"), ("MIG 0/7/0", "MIG 0/8/0"), ("GPU0:MIG1", "MIG-0/8/0")] {
+        let text = format!(
+            "\tGPU0\t{first}\t{second}\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\tPIX\tSYS\tPXB\tSYS\t0-15\t0\n\
+             {first}\tPIX\t X \tPIX\tSYS\tPXB\tSYS\t0-15\t0\n{second}\tPIX\tPIX\t X \tSYS\tPXB\tSYS\t0-15\t0\n\
+             GPU1\tSYS\tSYS\tSYS\t X \tSYS\tPXB\t16-31\t1\nNIC0: mlx5_0\nNIC1: mlx5_1\n"
+        );
+        let host = read(&text);
+        assert_eq!((host.gpus.len(), nic_names(&host)), (2, vec!["mlx5_0", "mlx5_1"]), "{text}");
+        for gpu in [0, 1] {
+            let nearest = &by_level(&host, GpuId(gpu))[&Level::Pxb];
+            assert_eq!(nearest.iter().collect::<Vec<_>>(), [&format!("mlx5_{gpu}")], "{text}");
+        }
+        assert_eq!(host.gpu_level(GpuId(0), GpuId(1)), Some(Level::Sys));
+        assert!(host.warnings.iter().any(|warning| warning.contains("MIG instances, left out")), "{:?}", host.warnings);
+    }
+}
+
+#[test]
 fn words_of_older_versions_are_understood() {
     let host = read("\tGPU0\tGPU1\tmlx4_0\tCPU Affinity\nGPU0\t X \tSOC\tPHB\t0-9\nGPU1\tSOC\t X \tSOC\t10-19\n");
     assert_eq!(host.gpu_level(GpuId(0), GpuId(1)), Some(Level::Sys));

@@ -18,6 +18,10 @@ impl Column {
     pub(super) fn is_gpu(&self) -> bool {
         numbered(&self.name, "GPU")
     }
+
+    fn is_mig(&self) -> bool {
+        is_mig(&self.name)
+    }
 }
 
 /// A row, as far as it goes.
@@ -79,13 +83,42 @@ pub(super) fn numbered(name: &str, kind: &str) -> bool {
     digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+/// An instance of a GPU: `GPU0-MIG0`, or `MIG 0/7/0` as [`Matrix::find`] joins it.
+fn is_mig(word: &str) -> bool {
+    let kind = word
+        .strip_prefix("GPU")
+        .map_or(word, |rest| rest.trim_start_matches(|c: char| "-:/".contains(c) || c.is_ascii_digit()));
+    kind.strip_prefix("MIG").is_some_and(|rest| {
+        rest.bytes().any(|byte| byte.is_ascii_digit())
+            && rest.bytes().all(|byte| byte.is_ascii_digit() || b"-:/.".contains(&byte))
+    })
+}
+
+/// Makes one word of `MIG 0/7/0`.
+fn join_mig(line: String) -> String {
+    if !line.contains("MIG ") {
+        return line;
+    }
+    let mut out = String::with_capacity(line.len());
+    let mut rest = line.as_str();
+    while let Some((before, after)) = rest.split_once("MIG ") {
+        out.push_str(before);
+        let number = after.trim_start_matches(' ');
+        let is_instance = number.starts_with(|c: char| c.is_ascii_digit());
+        out.push_str(if is_instance { "MIG-" } else { "MIG " });
+        rest = number;
+    }
+    out + rest
+}
+
 /// A name that a column can have: devices all have a number in theirs.
 fn is_device(word: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '+');
-    word.starts_with(|c: char| c.is_ascii_alphabetic())
-        && word.chars().all(plain)
-        && word.bytes().any(|byte| byte.is_ascii_digit())
-        && level(word).is_none()
+    is_mig(word)
+        || word.starts_with(|c: char| c.is_ascii_alphabetic())
+            && word.chars().all(plain)
+            && word.bytes().any(|byte| byte.is_ascii_digit())
+            && level(word).is_none()
 }
 
 /// What a cell says. `SOC` is what versions before 2017 print for SYS.
@@ -107,7 +140,7 @@ impl Matrix {
         let mut rows: Vec<RawRow> = Vec::new();
         let mut bare: Option<(Vec<Column>, Vec<RawRow>)> = None;
         let mut header_is_open = false;
-        for line in text.lines().map(pasted::clean) {
+        for line in text.lines().map(pasted::clean).map(join_mig) {
             if matrix.legend_line(&line) {
                 continue;
             }
@@ -149,6 +182,7 @@ impl Matrix {
             rows = first;
         }
         matrix.settle(rows)?;
+        matrix.leave_out_instances();
         Ok(matrix)
     }
 
@@ -191,6 +225,28 @@ impl Matrix {
             self.rows.push(Row { column, levels, numa: numa_affinity(&raw.rest) });
         }
         Ok(())
+    }
+
+    /// MIG instances are parts of GPUs that are listed themselves: they only hold places in the header.
+    fn leave_out_instances(&mut self) {
+        let places: Vec<usize> =
+            (0..self.columns.len()).filter(|at| !self.columns.get(*at).is_some_and(Column::is_mig)).collect();
+        let is_mig = |column: &&Column| column.is_mig();
+        let instances: Vec<&str> = self.columns.iter().filter(is_mig).map(|column| column.name.as_str()).collect();
+        if instances.is_empty() {
+            return;
+        }
+        self.warnings.push(format!(
+            "{}: MIG instances, left out; the GPUs they are parts of stand for them",
+            instances.join(", ")
+        ));
+        let rows = std::mem::take(&mut self.rows).into_iter().filter_map(|row| {
+            let column = places.binary_search(&row.column).ok()?;
+            let levels = places.iter().map_while(|at| row.levels.get(*at).copied()).collect();
+            Some(Row { column, levels, ..row })
+        });
+        self.rows = rows.collect();
+        self.columns.retain(|column| !column.is_mig());
     }
 
     /// Columns that a cut header does not name: GPUs by their rows and by NVLinks, which only GPUs have,
