@@ -52,6 +52,19 @@ fn the_kind_of_the_cpus_is_kept_through_reading_and_writing() {
     assert_eq!(bent.host.cpu, None);
 }
 
+/// AWS ships p4d.24xlarge so (aws-ofi-nccl, topology/p4d-24xl-topo.xml).
+#[test]
+fn a_bridge_made_up_with_ids_of_all_ones_is_no_lost_device() {
+    let host = read(
+        "<system version=\"1\"><cpu numaid=\"0\">\
+         <pci busid=\"ffff:ff:01.0\" class=\"0x060400\" vendor=\"0xffff\" device=\"0xffff\" link_speed=\"8 GT/s\" link_width=\"16\">\
+         <pci busid=\"0000:10:1c.0\" class=\"0x030200\" vendor=\"0x10de\" device=\"0x20b0\"/>\
+         <pci busid=\"0000:10:1b.0\" class=\"0x020000\" vendor=\"0x1d0f\" device=\"0xefa0\"/></pci></cpu></system>",
+    );
+    assert!(host.warnings.iter().all(|warning| !warning.contains("does not answer")), "{:?}", host.warnings);
+    assert_eq!(by_level(&host, GpuId(0)).keys().next(), Some(&Level::Pix));
+}
+
 #[test]
 fn every_case_has_its_nearest_nics() {
     let text = case_text("nccl-xml.answers");

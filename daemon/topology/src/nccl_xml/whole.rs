@@ -36,10 +36,14 @@ pub(super) fn host(topology: &NcclTopology) -> RawHost {
 
 pub(super) fn function(topology: &NcclTopology, pci: &Pci) -> PciFunction {
     let mut function = PciFunction::new(pci.bdf, SOURCE);
-    function.vendor = pci.vendor;
-    function.device = pci.device;
-    function.subsystem = pci.subsystem;
     function.class = pci.class();
+    // Ids of all ones are how clouds write a bridge that they made up, not one that no longer answers.
+    let is_made_up = function.is_bridge() && pci.vendor == Some(u16::MAX);
+    if !is_made_up {
+        function.vendor = pci.vendor;
+        function.device = pci.device;
+        function.subsystem = pci.subsystem;
+    }
     function.upstream = topology.upstream(pci);
     function.link = Link { current: None, max: pci.link };
     function.numa = topology.numa(pci.cpu).map(|numa| Sourced::new(numa, SOURCE));
