@@ -288,6 +288,22 @@ fn mig_instances_are_left_out_and_shift_nothing() {
     }
 }
 
+/// 8 GPUs and 260 virtual functions, with and without the header's end.
+#[test]
+fn hundreds_of_nics_are_read() {
+    let names: Vec<String> = (0..8).map(|at| format!("GPU{at}")).chain((0..260).map(|at| format!("NIC{at}"))).collect();
+    let row = |at: usize| {
+        let cells: Vec<&str> = (0..names.len()).map(|other| if other == at { "X" } else { "SYS" }).collect();
+        format!("{}\t{}\n", names[at], cells.join("\t"))
+    };
+    let rows: String = (0..names.len()).map(row).collect();
+    for header in [names.len(), 200] {
+        let host = read(&format!("\t{}\n{rows}", names[..header].join("\t")));
+        assert_eq!((host.gpus.len(), host.hcas.len()), (8, 260));
+        assert_eq!(host.hcas[259].name, "NIC259");
+    }
+}
+
 #[test]
 fn words_of_older_versions_are_understood() {
     let host = read("\tGPU0\tGPU1\tmlx4_0\tCPU Affinity\nGPU0\t X \tSOC\tPHB\t0-9\nGPU1\tSOC\t X \tSOC\t10-19\n");
@@ -310,8 +326,10 @@ fn text_without_a_matrix_is_refused() {
         assert!(!topo_m::is_topo_m(text), "{text:?}");
         assert!(topo_m::parse(text).unwrap_err().to_string().contains("no row of a matrix"), "{text:?}");
     }
-    let wide = format!("GPU0 X {}", "SYS ".repeat(300));
-    assert!(topo_m::parse(&wide).unwrap_err().to_string().contains("256"));
+    let wide = format!("GPU0 X {}", "SYS ".repeat(1100));
+    assert!(topo_m::parse(&wide).unwrap_err().to_string().contains("1024"));
+    let error = gdrd_topology::read_text(&wide, "a".as_ref(), &ReadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("1024"), "{error}");
     let long = "GPU0 X\n".repeat(1 << 18);
     assert!(topo_m::parse(&long).unwrap_err().to_string().contains("bytes"));
 }

@@ -199,6 +199,9 @@ impl Matrix {
     }
 
     fn settle(&mut self, rows: Vec<RawRow>) -> Result<(), BadTopoM> {
+        if rows.is_empty() {
+            return Ok(());
+        }
         let mut names = BTreeSet::new();
         if let Some(twice) = self.columns.iter().find(|column| !names.insert(&column.name)) {
             return Err(BadTopoM(format!("its header names {} twice", twice.name)));
@@ -265,12 +268,16 @@ impl Matrix {
         let linked = gpu_rows.filter_map(|row| row.levels.iter().rposition(is_nvlink)).map(|last| last + 1);
         let gpus = gpus.chain(linked).max().unwrap_or(0);
         self.warnings.push(format!("the header names {} of {width} columns, the rest is assumed", self.columns.len()));
+        let taken: BTreeSet<String> = self.columns.iter().map(|column| column.name.clone()).collect();
+        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
         for place in self.columns.len()..width {
             let has_nics = self.columns.iter().any(|column| !column.is_gpu());
             let kind = if place < gpus && !has_nics { "GPU" } else { "NIC" };
-            let is_free = |name: &String| self.columns.iter().all(|column| column.name != *name);
-            let name = (0..=MAX_TOPO_M_COLUMNS).map(|number| format!("{kind}{number}")).find(is_free);
-            self.columns.extend(name.map(|name| Column { name }));
+            let names = (numbers.get(kind).copied().unwrap_or(0)..).map(|number| (number, format!("{kind}{number}")));
+            if let Some((number, name)) = names.take(MAX_TOPO_M_COLUMNS).find(|(_, name)| !taken.contains(name)) {
+                numbers.insert(kind, number + 1);
+                self.columns.push(Column { name });
+            }
         }
         Ok(())
     }

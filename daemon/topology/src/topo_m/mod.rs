@@ -17,8 +17,8 @@ const SOURCE: SourceKind = SourceKind::TopoM;
 
 /// Largest text that is read, in bytes. The matrix of 72 GPUs with 72 NICs has some 100 kB.
 pub const MAX_TOPO_M_BYTES: usize = 1 << 20;
-/// Most columns of GPUs and NICs.
-pub const MAX_TOPO_M_COLUMNS: usize = 256;
+/// Most columns of GPUs and NICs: a host may have hundreds of virtual functions.
+pub const MAX_TOPO_M_COLUMNS: usize = 1024;
 
 /// What a text is whose only matrix is that of peer access.
 pub(crate) const P2P: &str = "the matrix of `nvidia-smi topo -p2p`, which tells what GPUs may do and not what lies between; use the \
@@ -29,10 +29,10 @@ pub(crate) const P2P: &str = "the matrix of `nvidia-smi topo -p2p`, which tells 
 #[error("{0}")]
 pub struct BadTopoM(String);
 
-/// Whether a text looks like one with a matrix in it.
+/// Whether a text looks like one with a matrix in it, also one that [`parse`] refuses for what the matrix says.
 #[must_use]
 pub fn is_topo_m(text: &str) -> bool {
-    text.len() <= MAX_TOPO_M_BYTES && Matrix::find(text).is_ok_and(|matrix| !matrix.rows.is_empty())
+    text.len() <= MAX_TOPO_M_BYTES && Matrix::find(text).map_or(true, |matrix| !matrix.rows.is_empty())
 }
 
 /// Whether a text holds the matrix of `nvidia-smi topo -p2p` and none of levels.
