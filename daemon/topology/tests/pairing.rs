@@ -6,7 +6,7 @@ use std::fmt::Write;
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::gdr::{Gdr, GdrState};
 use gdrd_topology::level::Level;
-use gdrd_topology::model::Snapshot;
+use gdrd_topology::model::{PciClass, Snapshot};
 use gdrd_topology::plan::contract::Plan;
 use gdrd_topology::plan::{Pin, PlanOptions, explain, plan, replan};
 use gdrd_topology::profile;
@@ -430,4 +430,20 @@ fn the_plan_reads_back_from_its_json_and_keeps_its_field_order() {
     assert_eq!((&first["numa"], &first["rail"]), (&0.into(), &0.into()));
     assert_eq!(first["nics"][0]["gdr"]["state"], "unknown");
     assert_eq!(value["nics"][0]["ports"][0]["link_layer"], "Ethernet");
+}
+
+#[test]
+fn a_link_layer_that_no_port_tells_is_not_called_another() {
+    let mut snapshot = profile::builtin("dgx-a100").expect("the profile is built in");
+    for hca in &mut snapshot.host.hcas {
+        hca.ports.clear();
+    }
+    let changed = snapshot.host.find_hca("mlx5_1").and_then(|id| snapshot.host.hca(id)?.bdf);
+    for function in snapshot.host.functions.iter_mut().filter(|function| Some(function.bdf) == changed) {
+        function.class = Some(PciClass(0x02_0000));
+    }
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let reasons: Vec<&str> = plan.gpus.iter().map(|gpu| gpu.reason.as_str()).collect();
+    assert!(reasons.iter().any(|reason| reason.contains("mlx5_1 is of another PCI class than most")), "{reasons:?}");
+    assert!(!plan.to_json().contains("another link layer"), "{reasons:?}");
 }

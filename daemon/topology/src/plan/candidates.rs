@@ -24,6 +24,8 @@ pub(super) struct Nearness {
 pub(super) struct Demotion {
     pub(super) default_route: bool,
     pub(super) odd_link_layer: bool,
+    /// No port tells its link layer, and the PCI class is another than that of most.
+    pub(super) odd_class: bool,
     pub(super) odd_rate: bool,
     /// Only breaks ties: such a NIC still counts as an equal.
     pub(super) odd_device: bool,
@@ -32,19 +34,20 @@ pub(super) struct Demotion {
 impl Demotion {
     /// Weight among equals; 0 is none.
     pub(super) fn weight(&self) -> u64 {
-        let flags = [self.odd_device, self.odd_rate, self.odd_link_layer, self.default_route];
+        let flags = [self.odd_device, self.odd_rate, self.odd_link_layer || self.odd_class, self.default_route];
         flags.into_iter().enumerate().map(|(bit, flag)| u64::from(flag) << bit).sum()
     }
 
     /// Whether it no longer counts as an equal of its neighbours.
     pub(super) fn is_apart(&self) -> bool {
-        self.default_route || self.odd_link_layer || self.odd_rate
+        self.default_route || self.odd_link_layer || self.odd_class || self.odd_rate
     }
 
     pub(super) fn reasons(&self) -> Vec<&'static str> {
         let all = [
             (self.default_route, "carries the default route"),
             (self.odd_link_layer, "has another link layer than most"),
+            (self.odd_class, "is of another PCI class than most"),
             (self.odd_rate, "has another rate than most"),
             (self.odd_device, "is of another kind than most"),
         ];
@@ -315,9 +318,11 @@ impl Most {
 
     fn demotion(&self, host: &Host, hca: &Hca) -> Demotion {
         let layer = Some(link_layer(host, hca)).filter(|layer| *layer != LinkLayer::Unknown);
+        let is_told = hca.link_layer() != LinkLayer::Unknown;
         Demotion {
             default_route: has_default_route(host, hca),
-            odd_link_layer: differs(layer, self.link_layer),
+            odd_link_layer: is_told && differs(layer, self.link_layer),
+            odd_class: !is_told && differs(layer, self.link_layer),
             odd_rate: differs(rate_mbps(hca), self.rate_mbps),
             odd_device: differs(device(host, hca), self.device),
         }
