@@ -332,3 +332,15 @@ hca mlx5_2 0000:81:00.0
     assert_eq!(level(&host, "GPU0", "mlx5_0"), level(&host, "GPU0", "mlx5_1"));
     assert_eq!(level(&host, "GPU0", "mlx5_0"), Level::Sys);
 }
+
+#[test]
+fn rates_beyond_any_port_are_unknown_with_a_warning() {
+    for speed in ["200000000", "99999999999"] {
+        let text =
+            case_text("nccl-xml/oci-H100-topology.xml").replacen("speed=\"180000\"", &format!("speed=\"{speed}\""), 1);
+        let host = read(&text);
+        assert_eq!((host.hcas[0].rate_gbps(), host.hcas[1].rate_gbps()), (None, Some(180.0)));
+        let told: Vec<_> = host.warnings.iter().filter(|w| w.starts_with("mlx5_0: rate of port 1 is ")).collect();
+        assert_eq!(told.len(), 1, "{:?}", host.warnings);
+    }
+}

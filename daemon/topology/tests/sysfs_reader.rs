@@ -332,3 +332,14 @@ fn inputs_of_no_known_kind_are_named() {
         other => panic!("{other}"),
     }
 }
+
+#[test]
+fn a_rate_beyond_any_port_is_unknown_with_a_warning() {
+    let root = tree_of(&profile::builtin("dgx-a100").expect("the profile is built in").host);
+    let rate = root.path().join("sys/class/infiniband/mlx5_0/ports/1/rate");
+    fs::write(&rate, "99999999999999999999 Gb/sec (4X HDR)\n").expect("the tree is ours");
+    let host = read(root.path()).host;
+    let id = host.find_hca("mlx5_0").expect("the NIC is listed");
+    assert_eq!(host.hca(id).and_then(|hca| hca.rate_gbps()), None);
+    assert!(host.warnings.iter().any(|w| w.starts_with("mlx5_0: rate of port 1 is ")), "{:?}", host.warnings);
+}

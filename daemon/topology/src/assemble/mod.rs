@@ -118,6 +118,10 @@ fn hcas(host: &Host, listed: Vec<RawHca>, source: SourceKind, warnings: &mut Vec
     hcas
 }
 
+/// Fastest port that is believed, Gbit/s. Ports of 800 (InfiniBand XDR) are the fastest sold and IEEE 802.3dj defines 1,600:
+/// two more doublings are believed, and not slips of a unit (Mbit/s read as Gbit/s).
+const MAX_PORT_GBPS: f64 = 10_000.0;
+
 fn hca(host: &Host, raw: RawHca, source: SourceKind, warnings: &mut Vec<String>) -> Hca {
     let below = raw
         .parent_netdev
@@ -136,6 +140,12 @@ fn hca(host: &Host, raw: RawHca, source: SourceKind, warnings: &mut Vec<String>)
     ports.retain(|port| port.port_num > 0);
     ports.sort_by_key(|port| port.port_num);
     ports.dedup_by_key(|port| port.port_num);
+    for port in &mut ports {
+        if let Some(rate) = port.rate_gbps.filter(|rate| *rate > MAX_PORT_GBPS) {
+            warnings.push(format!("{}: rate of port {} is {rate} Gbit/s, taken as unknown", raw.name, port.port_num));
+            port.rate_gbps = None;
+        }
+    }
     Hca {
         name: raw.name,
         origin,

@@ -178,7 +178,7 @@ impl Reader {
             pci: place.pci,
             // Ports count from 1, and a text without the number has RDMA in mind: only sockets say 0.
             port_num: number("port").and_then(|port| u8::try_from(port).ok()).unwrap_or(1),
-            rate_mbps: number("speed").and_then(|speed| u32::try_from(speed).ok()).filter(|speed| *speed > 0),
+            rate_mbps: number("speed").filter(|speed| *speed > 0).map(|speed| u32::try_from(speed).unwrap_or(u32::MAX)),
             guid: node.attribute("guid").and_then(|text| hex(text, 16)).filter(|guid| *guid != 0),
         });
         Ok(())
