@@ -192,6 +192,7 @@ fn links_are_followed_inside_the_archive_alone() {
         b"",
     ));
     tape.extend(entry(EntryType::Regular, "sys/devices/pci0000:00/0000:04:00.0/class", "", b"0x030200\n"));
+    tape.extend([0; 1024]);
     let host = read(&tape).unwrap().host;
     assert_eq!(host.gpus.len(), 1);
     for name in ["0000:01:00.0", "0000:02:00.0"] {
@@ -213,6 +214,7 @@ fn attributes_filled_up_to_a_page_are_read() {
         entry(EntryType::Regular, &format!("{folder}/vendor"), "", &page("0x10de\n")),
         entry(EntryType::Link, &format!("{folder}/numa_node"), &format!("{folder}/class"), b""),
         entry(EntryType::Link, &format!("{folder}/device"), "sys/absent", b""),
+        vec![0; 1024],
     ];
     let host = read(&tape.concat()).unwrap().host;
     assert_eq!(host.gpus.len(), 1);
@@ -226,10 +228,12 @@ fn long_names_are_whole_and_overlong_ones_refused() {
         [
             entry(EntryType::GNULongName, "././@LongLink", "", deep.as_bytes()),
             entry(EntryType::Directory, "sys", "", b""),
+            vec![0; 1024],
         ],
         [
             entry(EntryType::XHeader, "x", "", pax("path", &deep).as_bytes()),
             entry(EntryType::Directory, "sys", "", b""),
+            vec![0; 1024],
         ],
     ] {
         assert_eq!(read(&tape.concat()).unwrap().host.hcas[0].name, "m".repeat(120));
@@ -246,18 +250,39 @@ fn pax(key: &str, value: &str) -> String {
     format!("{}{rest}", length.unwrap())
 }
 
+/// Also where nothing but the end is missing, and what is left would read as a smaller host.
 #[test]
-fn a_cut_archive_is_an_error_or_less_of_the_host() {
+fn a_cut_archive_is_an_error_that_names_it() {
     let folder = folder("two-socket-2gpu");
     let tape = tape(folder.path(), ".");
-    let gpus = read(&tape).unwrap().host.gpus.len();
-    for packed in [tape.clone(), gzip(&tape), xz(&tape), zstd(&tape), bzip2(&tape)] {
-        for part in [3, 40, 500, 513, packed.len() / 2, packed.len() - 1] {
-            match read(packed.get(..part).unwrap()) {
-                Ok(snapshot) => assert!(snapshot.host.gpus.len() <= gpus),
-                Err(error) => assert!(error.to_string().contains(FORM), "{error}"),
-            }
+    let blocks = (1..tape.len() / 512 - 1).step_by(97).map(|blocks| 512 * blocks);
+    let end = tape.len() - 1024;
+    for part in blocks.chain([3, 40, 500, 513, end - 1, end, end + 1]) {
+        error(tape.get(..part).unwrap());
+    }
+    assert!(error(&tape[..end]).contains("is cut or damaged"));
+    assert_eq!(read(&tape[..end + 512]).unwrap(), read(&tape).unwrap(), "one block marks the end as well");
+    for pack in [gzip, xz, zstd, bzip2] {
+        let packed = pack(&tape);
+        for part in [3, 40, 500, 513, packed.len() / 2, packed.len() - 20, packed.len() - 4, packed.len() - 1] {
+            error(packed.get(..part).unwrap());
         }
+        // Packed whole, but of a file that was cut.
+        assert!(error(&pack(&tape[..end])).contains("is cut or damaged"));
+    }
+}
+
+/// What packers put last is checked: checksums and sizes of gzip and zstd, the index of xz, the sum of bzip2.
+#[test]
+fn an_archive_with_another_checksum_is_an_error_that_says_so() {
+    let folder = folder("two-socket-2gpu");
+    let tape = tape(folder.path(), ".");
+    for (pack, from_end) in [(gzip as fn(&[u8]) -> Vec<u8>, 8), (gzip, 4), (xz, 3), (xz, 20), (zstd, 2), (bzip2, 3)] {
+        let mut packed = pack(&tape);
+        let at = packed.len() - from_end;
+        packed[at] ^= 0x10;
+        let text = error(&packed);
+        assert!(text.contains("is cut or damaged"), "{from_end} from the end: {text}");
     }
 }
 

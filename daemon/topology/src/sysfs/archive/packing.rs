@@ -89,10 +89,10 @@ impl<R: Read> Read for Limited<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
         let counted = u64::try_from(count).unwrap_or(u64::MAX);
-        self.left = self
-            .left
-            .checked_sub(counted)
-            .ok_or_else(|| io::Error::other(format!("unpacks to more than {} bytes", self.limit)))?;
+        self.left = self.left.checked_sub(counted).ok_or_else(|| {
+            let message = format!("unpacks to more than {} bytes", self.limit);
+            io::Error::new(io::ErrorKind::FileTooLarge, message)
+        })?;
         Ok(count)
     }
 }
@@ -121,7 +121,12 @@ impl<R: BufRead> Read for ZstdFrames<R> {
                 return Ok(count);
             }
             let Some(done) = self.frame.take() else { break };
-            let mut packed = done.into_inner();
+            let (mut packed, decoder) = done.into_parts();
+            // The library leaves this to its callers (RFC 8878, section 3.1.1, Content_Checksum).
+            let told = decoder.get_checksum_from_data();
+            if told.is_some() && told != decoder.get_calculated_checksum() {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the content differs from its checksum"));
+            }
             if !packed.fill_buf()?.is_empty() {
                 self.frame = Some(Self::frame(packed)?);
             }

@@ -21,11 +21,24 @@ const MAX_ABOVE: usize = 8;
 #[non_exhaustive]
 pub(super) enum BadArchive {
     #[error("cannot be unpacked")]
-    Unpack(#[from] io::Error),
+    TooLarge(#[source] io::Error),
+    #[error("is cut or damaged")]
+    Damaged(#[source] io::Error),
+    #[error("is cut or damaged: it stops before the zero blocks that end a tar file")]
+    NoEnd,
     #[error("entry `{name}` {why}, refused")]
     Entry { name: String, why: &'static str },
     #[error("entry `{name}`")]
     Tree { name: String, source: BadEntry },
+}
+
+impl From<io::Error> for BadArchive {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::FileTooLarge | io::ErrorKind::OutOfMemory => Self::TooLarge(error),
+            _ => Self::Damaged(error),
+        }
+    }
 }
 
 /// Names that the extended headers before an entry give it.
@@ -35,15 +48,36 @@ struct LongNames {
     link: Option<Vec<u8>>,
 }
 
-/// Takes in a tar file. The second part are warnings.
+/// Takes in a tar file, to its end. The second part are warnings.
 pub(super) fn read(unpacked: impl Read) -> Result<(Memory, Vec<String>), BadArchive> {
     let mut reader = Reader { memory: Memory::new(), warnings: Vec::new(), long: LongNames::default() };
-    let mut archive = Archive::new(unpacked);
+    let mut tape = Tape { inner: unpacked, has_ended: false };
     // Raw, since otherwise the library reads extended headers whole, however long they say they are.
-    for entry in archive.entries()?.raw(true) {
+    for entry in Archive::new(&mut tape).entries()?.raw(true) {
         reader.entry(&mut entry?)?;
     }
+    // The library takes the end of the stream for the end of the archive, which two zero blocks mark (tar(5)).
+    // It reads no further than the first of them, so it has seen the stream end only where there was none.
+    if tape.has_ended {
+        return Err(BadArchive::NoEnd);
+    }
+    // What packers put last, checksums above all, is checked when all is read.
+    io::copy(&mut tape, &mut io::sink())?;
     Ok((reader.memory, reader.warnings))
+}
+
+/// A stream that knows whether it has told its reader that it is at its end.
+struct Tape<R> {
+    inner: R,
+    has_ended: bool,
+}
+
+impl<R: Read> Read for Tape<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.has_ended |= count == 0 && !buffer.is_empty();
+        Ok(count)
+    }
 }
 
 struct Reader {
