@@ -48,7 +48,9 @@ pub(crate) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<Strin
         Column::Left(name) | Column::Right(name) => *name,
     });
     table.set_header(names);
-    table.add_rows(rows);
+    // Names come from inputs: a control character (C0, C1) in one would end the row or reach the terminal.
+    let shown = |cell: String| cell.replace(char::is_control, "?");
+    table.add_rows(rows.into_iter().map(|row| row.into_iter().map(shown)));
     for (index, column) in columns.iter().enumerate() {
         if let Some(drawn) = table.column_mut(index) {
             drawn.set_padding((0, 2));
@@ -83,6 +85,12 @@ mod tests {
         let rows = [vec!["a".into(), "7".into()], vec!["long".into(), "1234".into()]];
         let text = table(&[Column::Left("NAME"), Column::Right("N")], rows);
         assert_eq!(text, "NAME     N\na        7\nlong  1234\n");
+    }
+
+    #[test]
+    fn control_characters_of_a_cell_reach_no_terminal() {
+        let rows = [vec!["a\u{9b}2J\tb\nc\u{1b}[m".into()]];
+        assert_eq!(table(&[Column::Left("NAME")], rows), "NAME\na?2J?b?c?[m\n");
     }
 
     #[test]

@@ -104,7 +104,7 @@ fn as_text(view: &View) -> String {
             if candidate.assigned { "*" } else { "" }.to_owned(),
             candidate.nic.clone(),
             candidate.level.clone().unwrap_or_else(unknown),
-            candidate.gbps.map_or_else(unknown, |gbps| gbps.to_string()),
+            candidate.gbps.map_or_else(unknown, |gbps| format!("{gbps:.0}")),
             candidate.reason.clone(),
         ]
     });
@@ -124,10 +124,12 @@ mod tests {
     #[test]
     fn every_nic_is_a_candidate_and_the_assigned_ones_come_first() {
         let snapshot = source::own(Path::new("dgx-a100"), &ReadOptions::default()).unwrap();
-        let view = own(&snapshot, "gpu3").unwrap();
+        let mut view = own(&snapshot, "gpu3").unwrap();
         assert_eq!(view.candidates.len(), snapshot.host.hcas.len());
         assert!(view.candidates[0].assigned && view.candidates.iter().all(|candidate| !candidate.reason.is_empty()));
-        assert!(as_text(&view).starts_with("GPU3: "));
+        view.candidates[0].gbps = Some(126.030_769_230_769_24);
+        let text = as_text(&view);
+        assert!(text.starts_with("GPU3: ") && text.contains(" 126 ") && !text.contains("126.0"), "{text}");
     }
 
     #[test]
