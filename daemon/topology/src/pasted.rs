@@ -1,5 +1,48 @@
 //! Text that people paste: terminals' colour codes, quoting and table bars around what a tool printed.
 
+/// A cleaned line without what tools that run on several hosts, and logs, put before it: `node-1: ` (pdsh, dsh),
+/// `[1,0]<stdout>:` (mpirun), a date and time.
+pub(crate) fn unprefixed(line: &str) -> &str {
+    let mut rest = line;
+    loop {
+        let trimmed = rest.trim_start();
+        let end = trimmed.find(char::is_whitespace).unwrap_or(trimmed.len());
+        let (word, after) = trimmed.split_at(end);
+        let of_mpirun = word.starts_with('[').then(|| trimmed.find(">:")).flatten().filter(|at| *at < end);
+        rest = match of_mpirun.and_then(|at| trimmed.get(at + 2..)) {
+            Some(after) => after,
+            None if is_host(word) || is_time(word) => after,
+            None => return rest,
+        };
+    }
+}
+
+/// A line as docker compose prints it, `name | line`, without the name. Where a cell follows the
+/// bar, the name is that of a row in a table, and stays.
+pub(crate) fn without_service(line: &str, is_cell: impl Fn(&str) -> bool) -> &str {
+    let Some((name, rest)) = line.split_once('|') else { return line };
+    let cleaned = clean(rest);
+    let is_first_a_cell = cleaned.split_whitespace().next().is_some_and(is_cell);
+    if clean(name).split_whitespace().count() == 1 && !is_first_a_cell { rest } else { line }
+}
+
+/// `node-1:`, but not `NIC0:`, which is of a legend.
+fn is_host(word: &str) -> bool {
+    word.strip_suffix(':').is_some_and(|host| {
+        let is_column = ["NIC", "GPU"].iter().any(|kind| host.starts_with(kind));
+        !is_column && host.starts_with(|c: char| c.is_ascii_alphanumeric()) && !host.contains(':')
+    })
+}
+
+/// `2026-11-29`, `18:00:00.5`, `2026-11-29T18:00:00Z`.
+fn is_time(word: &str) -> bool {
+    let of_time = |c: char| c.is_ascii_digit() || ":.-,+TZ/".contains(c);
+    let count = |part: char| word.matches(part).count();
+    word.starts_with(|c: char| c.is_ascii_digit())
+        && word.chars().all(of_time)
+        && (count(':') >= 2 || count('-') == 2 && !word.contains(','))
+}
+
 /// Removes escape sequences of terminals (ECMA-48: CSI and OSC), also those of which the paste lost the
 /// escape character, and control characters other than tab. Table bars become blanks.
 pub(crate) fn clean(line: &str) -> String {
@@ -57,6 +100,26 @@ pub(crate) fn sole_number(list: &str) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prefixes_of_hosts_and_times_go() {
+        for (given, left) in [
+            ("node-1: GPU0\tX", " GPU0\tX"),
+            ("node-1: \tGPU0", " \tGPU0"),
+            ("[1,0]<stdout>:GPU0\tX", "GPU0\tX"),
+            ("[1,0]<stdout>:\tGPU0", "\tGPU0"),
+            ("[1,0]<stdout>: GPU0", " GPU0"),
+            ("2026-11-29T18:00:00.5Z node-1: GPU0", " GPU0"),
+            ("2026-11-29 18:00:00,123 GPU0", " GPU0"),
+            ("NIC0: mlx5_0", "NIC0: mlx5_0"),
+            ("0-15,32-47\t0", "0-15,32-47\t0"),
+            ("\tGPU0\tX", "\tGPU0\tX"),
+            ("[pod/a] GPU0", "[pod/a] GPU0"),
+            ("", ""),
+        ] {
+            assert_eq!(unprefixed(given), left, "{given:?}");
+        }
+    }
 
     #[test]
     fn escape_sequences_go_and_text_stays() {

@@ -304,6 +304,34 @@ fn hundreds_of_nics_are_read() {
     }
 }
 
+/// pdsh, mpirun, docker compose and logs put a name or a time before each line, also where no affinities end the header.
+#[test]
+fn a_matrix_is_found_behind_prefixes() {
+    let table = case("hgx-h100-8nic-pix");
+    let whole = print(&table, Form::default());
+    let right = read(&whole);
+    let short = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tSYS\tPIX\nGPU1\tSYS\t X \tSYS\nNIC0\tPIX\tSYS\t X \n\nNIC Legend:\n\n  NIC0: mlx5_0\n";
+    let short_right = read(short);
+    for prefix in [
+        "node-1: ",
+        "gpu-node-1.example.com: ",
+        "0: ",
+        "[1,0]<stdout>:",
+        "[1,0]<stdout>: ",
+        "gpu-pod-0 | ",
+        "gpu-pod-0  | ",
+        "\u{1b}[36mgpu-pod-0  |\u{1b}[0m ",
+        "gpu-pod-0 | 2026-11-29T18:00:00.123456789Z ",
+        "2026-11-29T18:00:00Z ",
+        "2026-11-29 18:00:00,123 ",
+        "18:00:00 node1: ",
+    ] {
+        let prefixed = |text: &str| text.lines().map(|line| format!("{prefix}{line}\n")).collect::<String>();
+        assert_eq!(read(&prefixed(&whole)), right, "{prefix}");
+        assert_eq!(read(&prefixed(short)), short_right, "{prefix}");
+    }
+}
+
 #[test]
 fn words_of_older_versions_are_understood() {
     let host = read("\tGPU0\tGPU1\tmlx4_0\tCPU Affinity\nGPU0\t X \tSOC\tPHB\t0-9\nGPU1\tSOC\t X \tSOC\t10-19\n");

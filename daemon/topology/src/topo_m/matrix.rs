@@ -140,22 +140,24 @@ impl Matrix {
         let mut rows: Vec<RawRow> = Vec::new();
         let mut bare: Option<(Vec<Column>, Vec<RawRow>)> = None;
         let mut header_is_open = false;
-        for line in text.lines().map(pasted::clean).map(join_mig) {
-            if matrix.legend_line(&line) {
+        for line in text.lines() {
+            let line = join_mig(pasted::clean(pasted::without_service(line, is_cell)));
+            let line = pasted::unprefixed(&line);
+            if matrix.legend_line(line) {
                 continue;
             }
             let width = matrix.columns.len();
-            if is_p2p_row(&line) {
+            if is_p2p_row(line) {
                 matrix.has_p2p = true;
                 header_is_open = false;
                 if !is_told(&rows) {
                     rows.clear();
                     matrix.columns.clear();
                 }
-            } else if let Some(row) = raw_row(&line) {
+            } else if let Some(row) = raw_row(line) {
                 header_is_open = false;
                 rows.push(row);
-            } else if let Some(columns) = header(&line, header_is_open) {
+            } else if let Some(columns) = header(line, header_is_open) {
                 if is_told(&rows) {
                     matrix.warnings.push("a second matrix in the text is left out".to_owned());
                     break;
@@ -171,7 +173,7 @@ impl Matrix {
                 header_is_open = true;
                 matrix.columns.extend(columns);
             } else if let Some(row) = rows.last_mut().filter(|row| row.levels.len() < width) {
-                go_on(row, &line);
+                go_on(row, line);
             }
             if matrix.columns.len() > MAX_TOPO_M_COLUMNS || rows.len() > MAX_TOPO_M_COLUMNS {
                 return Err(BadTopoM(format!("has more than {MAX_TOPO_M_COLUMNS} columns or rows")));
