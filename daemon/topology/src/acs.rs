@@ -124,11 +124,10 @@ fn names(ports: &[&PciFunction]) -> String {
 
 impl Host {
     /// The ports below the bridge where two paths meet, one towards each function. It is there that peer traffic
-    /// turns, and there that ACS decides. `None` if the paths meet at no bridge.
-    fn turning_ports(&self, a: Bdf, b: Bdf) -> Option<Vec<&PciFunction>> {
-        let meeting = self.meeting(a, b)?.bridge?;
+    /// turns, and there that ACS decides.
+    fn turning_ports(&self, meeting: Bdf, a: Bdf, b: Bdf) -> Vec<&PciFunction> {
         let towards = |end: Bdf| self.bridges_above(end).take_while(|bridge| bridge.bdf != meeting).last();
-        Some([towards(a), towards(b)].into_iter().flatten().collect())
+        [towards(a), towards(b)].into_iter().flatten().collect()
     }
 
     /// Which way peer traffic between two functions takes; `None` where no switch joins them, so that ACS changes
@@ -139,7 +138,10 @@ impl Host {
             return None;
         }
         let meeting = self.meeting(a, b)?.bridge?;
-        let ports = self.turning_ports(a, b).filter(|ports| !ports.is_empty())?;
+        let ports = self.turning_ports(meeting, a, b);
+        if ports.is_empty() {
+            return None;
+        }
         let that = |test: fn(Acs) -> bool, among: &[&PciFunction]| -> String {
             let chosen: Vec<&PciFunction> = among.iter().copied().filter(|port| port.acs.is_some_and(test)).collect();
             names(&chosen)
@@ -184,7 +186,11 @@ impl Host {
     pub fn gpu_hca_acs(&self, gpu: GpuId, hca: HcaId) -> Option<PeerAcs> {
         let (gpu, hca) = (self.gpu(gpu)?.bdf?, self.hca(hca)?);
         let ends = [hca.bdf, hca.data_direct].into_iter().flatten();
-        let nearest = ends.min_by_key(|end| (self.pci_level(gpu, *end).is_none(), self.pci_level(gpu, *end)))?;
+        let distance = |end: &Bdf| {
+            let level = self.pci_level(gpu, *end);
+            (level.is_none(), level)
+        };
+        let nearest = ends.min_by_key(distance)?;
         self.peer_acs(gpu, nearest)
     }
 
