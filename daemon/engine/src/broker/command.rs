@@ -19,6 +19,8 @@ pub(crate) enum Command {
     AddCq(CqSetup),
     /// Let go of this HCA's completion queues once nothing uses them.
     ForgetHca(HcaIndex),
+    /// A completion queue that failed has lost its last queue pair.
+    CqUnused,
     /// Serve this queue pair.
     Attach(Box<QueuePair>),
     /// End this queue pair.

@@ -15,8 +15,8 @@ use super::cold::{Cold, Job};
 use super::command::{Command, Gather, Inbox};
 use super::config::{Config, Placement};
 use super::error::{BrokerError, BrokerEvent};
+use super::hca::HcaShare;
 pub use super::hca::Reservation;
-use super::hca::{CqSetup, HcaShare};
 use super::landing::FlushLanding;
 use super::queue_pair::{Pieces, QueuePair};
 use super::registry::{Detach, Registry};
@@ -177,10 +177,10 @@ impl Broker {
         numa_node: Option<u32>,
     ) -> Result<Reservation, BrokerError> {
         let share = self.share_of(hca)?;
-        let threads = self.by_preference(numa_node);
-        let entries = entries_of(depths);
-        let add = |thread: usize, setup: CqSetup| self.send(thread, Command::AddCq(setup));
-        let reservation = share.reserve(device, &threads, entries, self.config.cq_entries, &add)?;
+        let order = self.by_preference(numa_node);
+        let threads: Vec<_> =
+            order.into_iter().filter_map(|index| Some((index, &self.threads.get(index)?.inbox))).collect();
+        let reservation = share.reserve(device, &threads, entries_of(depths), self.config.cq_entries)?;
         if let Some(thread) = self.threads.get(reservation.share.thread) {
             thread.chosen.fetch_add(1, Ordering::Relaxed);
         }

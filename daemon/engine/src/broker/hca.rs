@@ -6,14 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gdrd_hal::{CompletionQueue, CqId, Hca};
 
 use super::cold::Cold;
+use super::command::{Command, Inbox};
 use super::error::BrokerError;
 use super::slots::HcaIndex;
 
 /// The books of one completion queue, shared by the engine's threads and the broker thread.
-#[derive(Debug)]
 pub(crate) struct CqShare {
     pub(crate) id: CqId,
     pub(crate) thread: usize,
+    /// Of that thread.
+    inbox: Arc<Inbox>,
     capacity: u32,
     reserved: AtomicU32,
     failed: AtomicBool,
@@ -22,15 +24,16 @@ pub(crate) struct CqShare {
 impl CqShare {
     /// Entries promised to queue pairs.
     pub(crate) fn reserved(&self) -> u32 {
-        self.reserved.load(Ordering::Acquire)
+        // (leaving) the thread sets `failed` and then looks here; `give_back` does both the other way round.
+        self.reserved.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_failed(&self) {
-        self.failed.store(true, Ordering::Release);
+        self.failed.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
+        self.failed.load(Ordering::SeqCst)
     }
 
     fn free(&self) -> u32 {
@@ -43,7 +46,18 @@ impl CqShare {
     }
 
     fn give_back(&self, entries: u32) {
-        self.reserved.fetch_sub(entries, Ordering::AcqRel);
+        let before = self.reserved.fetch_sub(entries, Ordering::SeqCst);
+        if before == entries && self.has_failed() {
+            // The thread may sleep, and nothing else would wake it for a device that is gone. One that has stopped
+            // has let go of its queues.
+            let _ = self.inbox.send(Command::CqUnused);
+        }
+    }
+}
+
+impl std::fmt::Debug for CqShare {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("CqShare").field("id", &self.id).field("thread", &self.thread).finish_non_exhaustive()
     }
 }
 
@@ -97,20 +111,19 @@ impl HcaShare {
         Self { hca, cold, queues: Mutex::new(vec![None; threads]) }
     }
 
-    /// Room for `entries` on the first of `threads` that has it. A new completion queue goes to `add`.
-    /// May block on the driver.
+    /// Room for `entries` on the first of `threads`, each with its mailbox, that has it. A new completion queue is sent
+    /// there. May block on the driver.
     pub(crate) fn reserve(
         &self,
         device: &dyn Hca,
-        threads: &[usize],
+        threads: &[(usize, &Arc<Inbox>)],
         entries: u32,
         cq_entries: u32,
-        add: &dyn Fn(usize, CqSetup) -> Result<(), BrokerError>,
     ) -> Result<Reservation, BrokerError> {
         let capacity = cq_entries.min(device.capabilities().max_completions);
         let mut queues = self.lock();
         let mut free = 0;
-        for &thread in threads {
+        for &(thread, inbox) in threads {
             let Some(place) = queues.get_mut(thread) else { continue };
             let share = match place {
                 Some(share) if !share.has_failed() => Arc::clone(share),
@@ -119,9 +132,9 @@ impl HcaShare {
                     continue;
                 }
                 _ => {
-                    let setup = self.make(device, thread, capacity)?;
+                    let setup = self.make(device, thread, inbox, capacity)?;
                     let share = Arc::clone(&setup.share);
-                    add(thread, setup)?;
+                    inbox.send(Command::AddCq(setup)).map_err(|_| BrokerError::ShutDown)?;
                     *place = Some(Arc::clone(&share));
                     share
                 }
@@ -134,12 +147,13 @@ impl HcaShare {
         Err(BrokerError::Exhausted { hca: device.name().to_owned(), wanted: entries, free })
     }
 
-    fn make(&self, device: &dyn Hca, thread: usize, capacity: u32) -> Result<CqSetup, BrokerError> {
+    fn make(&self, device: &dyn Hca, thread: usize, inbox: &Arc<Inbox>, capacity: u32) -> Result<CqSetup, BrokerError> {
         let refused = |source| BrokerError::CompletionQueue { hca: device.name().to_owned(), source };
         let queue = device.create_cq(capacity).map_err(refused)?;
         let share = Arc::new(CqShare {
             id: queue.id(),
             thread,
+            inbox: Arc::clone(inbox),
             capacity,
             reserved: AtomicU32::new(0),
             failed: AtomicBool::new(false),

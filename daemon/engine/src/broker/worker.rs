@@ -241,6 +241,7 @@ impl Worker {
     fn fail_cq(&mut self, index: usize, reason: HcaError) {
         let Some(cq) = self.cqs.get_mut(index) else { return };
         cq.leaving = true;
+        cq.share.set_failed();
         let (hca, share) = (cq.hca, Arc::clone(&cq.share));
         let queue_pairs: Vec<_> = self
             .queue_pairs
@@ -299,6 +300,8 @@ impl Worker {
         match command {
             Command::AddCq(setup) => self.add_cq(setup),
             Command::ForgetHca(hca) => self.forget_hca(hca),
+            // All commands are followed by that look.
+            Command::CqUnused => {}
             Command::Attach(queue_pair) => self.attach(queue_pair),
             Command::Detach(id) => {
                 self.stop(id);

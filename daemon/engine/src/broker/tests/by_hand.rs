@@ -244,3 +244,22 @@ fn a_failed_completion_queue_is_replaced_for_the_next_queue_pair() {
     let geometry = Geometry::new(8, 8).expect("small");
     assert!(bench.broker.reserve(HcaIndex(0), &bench.fake, geometry, None).is_ok());
 }
+
+#[test]
+fn a_completion_queue_of_a_lost_hca_goes_with_its_last_user_though_the_thread_sleeps() {
+    let bench = Bench::new();
+    let geometry = Geometry::new(1, 0).expect("small");
+    let last = bench.broker.reserve(HcaIndex(0), &bench.fake, geometry, None).expect("room");
+    bench.broker.forget_hca(HcaIndex(0));
+    let sleeps = || bench.broker.stats().threads[0].sleeps;
+    let before = sleeps();
+    bench.detach();
+    while sleeps() == before {
+        std::thread::yield_now();
+    }
+    assert!(!bench.fake.with(|state| state.cq_destroyed));
+    drop(last);
+    while !bench.fake.with(|state| state.cq_destroyed) {
+        std::thread::yield_now();
+    }
+}

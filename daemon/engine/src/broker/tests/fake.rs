@@ -31,6 +31,7 @@ pub(super) struct State {
     pub(super) stop_error: Option<HcaError>,
     pub(super) stopped: bool,
     pub(super) destroyed: bool,
+    pub(super) cq_destroyed: bool,
 }
 
 #[derive(Clone, Default)]
@@ -73,7 +74,7 @@ impl Hca for Fake {
         Ok(Arc::new(self.clone()))
     }
     fn create_cq(&self, _depth: u32) -> Result<Box<dyn CompletionQueue>, HcaError> {
-        Ok(Box::new(self.clone()))
+        Ok(Box::new(Queue(self.clone())))
     }
     fn take_events(&self) -> Vec<HcaEvent> {
         Vec::new()
@@ -90,12 +91,20 @@ impl ProtectionDomain for Fake {
     }
 }
 
-impl CompletionQueue for Fake {
+struct Queue(Fake);
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.0.with(|state| state.cq_destroyed = true);
+    }
+}
+
+impl CompletionQueue for Queue {
     fn id(&self) -> CqId {
         CqId(1)
     }
     fn poll(&mut self, out: &mut [WorkCompletion]) -> Result<usize, HcaError> {
-        self.with(|state| {
+        self.0.with(|state| {
             if let Some(error) = &state.cq_error {
                 return Err(error.clone());
             }
