@@ -201,6 +201,9 @@ pub(crate) struct Probe {
     /// Only this NIC, by its verbs name
     #[arg(long, value_name = "NIC")]
     pub(crate) nic: Option<String>,
+    /// Show what earlier probes found, and probe nothing
+    #[arg(long)]
+    pub(crate) known: bool,
 }
 
 /// Where the topology comes from.

@@ -162,7 +162,18 @@ impl Client {
     /// # Errors
     /// As [`Client::status`]; [`ClientError::Refused`] for others and for unknown names.
     pub async fn probe(&self, gpu: &str, hca: &str) -> Result<Vec<v1::ProbedPair>, ClientError> {
-        let request = v1::ProbeRequest { gpu: gpu.to_owned(), hca: hca.to_owned() };
+        self.ask_probe(v1::ProbeRequest { gpu: gpu.to_owned(), hca: hca.to_owned(), known: false }).await
+    }
+
+    /// What earlier probes found; probes nothing.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub async fn probed(&self, gpu: &str, hca: &str) -> Result<Vec<v1::ProbedPair>, ClientError> {
+        self.ask_probe(v1::ProbeRequest { gpu: gpu.to_owned(), hca: hca.to_owned(), known: true }).await
+    }
+
+    async fn ask_probe(&self, request: v1::ProbeRequest) -> Result<Vec<v1::ProbedPair>, ClientError> {
         let answer =
             self.ask("Host.Probe", request, async |channel, request| HostClient::new(channel).probe(request).await);
         Ok(answer.await?.pairs)

@@ -46,6 +46,11 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
+    /// Version of the GPU driver; empty without one.
+    pub(crate) fn driver_version(&self) -> String {
+        self.nvml.as_ref().map(|nvml| nvml.report().driver_version).unwrap_or_default()
+    }
+
     /// Returns when its GPU driver has reported something; never without one. Cancel-safe.
     pub(crate) async fn news(&self) {
         match &self.nvml {

@@ -12,6 +12,7 @@ mod keeper;
 mod logging;
 mod notify;
 mod numa;
+mod probes;
 mod rdma;
 mod reprobe;
 mod rescan;
@@ -22,6 +23,7 @@ mod uevents;
 mod worker;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +37,9 @@ use tracing::{info, warn};
 
 use crate::arguments::{Arguments, Other};
 use crate::config::Config;
+use crate::hardware::Origin;
 use crate::inherited::Inherited;
+use crate::probes::ProbeFile;
 use crate::rescan::Rescan;
 use crate::runtime_dir::RuntimeDir;
 use crate::store::Store;
@@ -134,6 +138,14 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     for Backend { name, present, reason } in facts.backends.list() {
         info!(present, "{name}: {reason}");
     }
+    let (kind, sys) = match &chosen.origin {
+        Origin::Simulated => (format!("simulated {}", facts.sim_profile), None),
+        Origin::Live => ("live".to_owned(), Some(PathBuf::from("/sys"))),
+        Origin::Captured(root) => (format!("captured {}", root.display()), None),
+    };
+    let probes = ProbeFile::new(runtime_dir.path(), &kind, sys, chosen.machine.clone());
+    probes.restore(&chosen.topology);
+    let (probes, topology) = (Arc::new(probes), chosen.topology.clone());
     let status = status(&facts, &chosen.topology);
     let rescan = Rescan {
         origin: chosen.origin,
@@ -144,6 +156,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         engine: engine.clone(),
         backends: facts.backends.clone(),
         reprobe: Arc::default(),
+        probes: Arc::clone(&probes),
     };
     let server =
         ServerConfig { engine: engine.clone(), topology: chosen.topology, facts, limits: config.server(), resumed };
@@ -158,6 +171,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     });
     drop(listening.made);
     daemon::end(runtime);
+    probes.save(&topology);
     engine.shutdown();
     info!("ended");
     served

@@ -1,54 +1,45 @@
-//! Proves anew what was proven before a link changed.
+//! Proves anew what was proven before a link changed, or before another daemon ended.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use gdrd_engine::Engine;
-use gdrd_server::{Topology, proofs};
-use gdrd_topology::gdr::{Gdr, GdrState};
-use gdrd_topology::model::PortState;
-use tracing::{info, warn};
+use gdrd_engine::{Engine, ProbeOutcome, Probed};
+use gdrd_server::Topology;
+use tracing::warn;
+
+/// Why what was found does not hold for now.
+pub(crate) const LINK_CHANGED: &str =
+    "its link has changed since it was probed; it is probed again once the link is up";
 
 /// Remembers how often the link of each HCA had changed when it was last looked at.
 #[derive(Debug, Default)]
 pub(crate) struct Reprobe(Mutex<BTreeMap<String, u64>>);
 
 impl Reprobe {
-    /// Takes back what was found before a link changed, and probes again where the link is up. Blocks on drivers.
+    /// Takes back what was found before a link changed, and probes again what is in doubt. Where the link is not up nothing is
+    /// tried, and the doubt stays. Blocks on drivers.
     pub(crate) fn follow(&self, topology: &Topology, engine: &Engine) {
-        let changes = engine.link_changes();
-        let view = topology.current();
-        let is_up = |name: &str| {
-            let nic = view.plan().nics.iter().find(|nic| nic.name == name);
-            nic.is_some_and(|nic| nic.ports.iter().any(|port| port.state == PortState::Active))
-        };
-        for (gpu, hca) in topology.probed() {
-            let now = changes.get(&hca).copied().unwrap_or(0);
-            if self.seen(&hca) == now {
-                continue;
-            }
-            let stale = Gdr {
-                state: GdrState::Possible,
-                reason: "its link has changed since it was probed; it is probed again once the link is up".to_owned(),
-            };
-            topology.prove([((gpu.clone(), hca.clone()), stale)]);
-            if !is_up(&hca) {
-                continue;
-            }
+        for hca in self.changed(engine.link_changes()) {
+            topology.doubt(&hca, LINK_CHANGED);
+        }
+        let mut in_doubt = topology.probed();
+        in_doubt.retain(|known| matches!(known.outcome, ProbeOutcome::NotTried(_)));
+        // A pair stands there once for each port, and is probed on all.
+        in_doubt.dedup_by(|a, b| (&a.gpu, &a.hca) == (&b.gpu, &b.hca));
+        for Probed { gpu, hca, .. } in in_doubt {
             match engine.probe_again(&gpu, &hca) {
-                Ok(probed) => {
-                    info!(gpu, hca, "probed again after its link has changed");
-                    topology.prove(proofs(&probed));
-                }
+                Ok(probed) => topology.prove(&probed),
                 Err(error) => warn!(gpu, hca, "not probed again: {error}"),
             }
         }
-        // Of those that are down the change stays to be dealt with.
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.extend(changes.into_iter().filter(|(hca, _)| is_up(hca)));
     }
 
-    fn seen(&self, hca: &str) -> u64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(hca).copied().unwrap_or(0)
+    /// HCAs whose link has changed since the last call.
+    fn changed(&self, changes: BTreeMap<String, u64>) -> Vec<String> {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = changes.iter().filter(|(hca, now)| seen.get(*hca) != Some(*now));
+        let changed: Vec<String> = changed.map(|(hca, _)| hca.clone()).collect();
+        *seen = changes;
+        changed
     }
 }

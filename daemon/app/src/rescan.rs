@@ -4,13 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _};
 use gdrd_engine::Engine;
 use gdrd_server::{Backends, Change, Topology};
 use gdrd_topology::assemble::ReadOptions;
 use tracing::{info, warn};
 
 use crate::hardware::{self, Machine, Origin};
+use crate::probes::ProbeFile;
 use crate::reprobe::Reprobe;
 use crate::uevents::{self, Uevents};
 
@@ -33,12 +34,24 @@ pub(crate) struct Rescan {
     pub(crate) backends: Backends,
     /// What was proven is proven again.
     pub(crate) reprobe: Arc<Reprobe>,
+    /// What was proven is kept for the next daemon.
+    pub(crate) probes: Arc<ProbeFile>,
 }
 
 impl Rescan {
     /// Runs for ever; wakes for nothing where the host cannot change or nobody wants it read.
     pub(crate) async fn run(self) {
+        let hca_events = self.engine.watch_hcas();
+        // Of what is in doubt since before this daemon.
+        self.probe_again();
+        tokio::join!(self.watch(hca_events), self.keep_probes());
+    }
+
+    async fn watch(&self, mut hca_events: impl Stream<Item = ()> + Unpin) {
         if self.origin == Origin::Simulated {
+            while hca_events.next().await.is_some() {
+                self.probe_again();
+            }
             return std::future::pending().await;
         }
         let uevents = match Uevents::open() {
@@ -53,7 +66,6 @@ impl Rescan {
             Some(uevents) => uevents.changed().await,
             None => std::future::pending().await,
         };
-        let mut hca_events = self.engine.watch_hcas();
         loop {
             tokio::select! {
                 () = self.interval() => {}
@@ -62,6 +74,17 @@ impl Rescan {
                 Some(()) = hca_events.next() => tokio::time::sleep(uevents::SETTLE).await,
             }
             self.once().await;
+        }
+    }
+
+    /// Writes down what probes found, whenever that changes.
+    async fn keep_probes(&self) {
+        let mut views = self.topology.subscribe();
+        while views.changed().await.is_ok() {
+            let (probes, topology) = (Arc::clone(&self.probes), self.topology.clone());
+            if let Err(error) = tokio::task::spawn_blocking(move || probes.save(&topology)).await {
+                warn!(%error, "what probes found was not written down");
+            }
         }
     }
 
@@ -107,9 +130,7 @@ impl Rescan {
     /// In the background: it takes a while, and nobody waits for it.
     fn probe_again(&self) {
         let (reprobe, topology, engine) = (Arc::clone(&self.reprobe), self.topology.clone(), self.engine.clone());
-        if !topology.probed().is_empty() {
-            drop(tokio::task::spawn_blocking(move || reprobe.follow(&topology, &engine)));
-        }
+        drop(tokio::task::spawn_blocking(move || reprobe.follow(&topology, &engine)));
     }
 
     fn apply(&self, change: Change) {
@@ -129,7 +150,8 @@ impl Rescan {
 mod tests {
     use std::path::Path;
 
-    use gdrd_engine::{EngineConfig, Hardware, MemoryKind};
+    use gdrd_engine::{EngineConfig, Hardware, MemoryKind, ProbeOutcome};
+    use gdrd_sim::SimHost;
     use gdrd_topology::model::Host;
     use gdrd_topology::plan::PlanOptions;
     use gdrd_topology::profile;
@@ -164,7 +186,55 @@ mod tests {
             engine,
             backends,
             reprobe: Arc::default(),
+            probes: Arc::new(ProbeFile::new(root, "captured", None, Machine::default())),
         }
+    }
+
+    #[tokio::test]
+    async fn a_link_that_went_and_came_is_probed_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let snapshot = profile::builtin("dgx-a100").expect("a built-in profile");
+        let sim = SimHost::from_host(&snapshot.host).expect("it can be simulated");
+        let topology = Topology::new(snapshot, PlanOptions::default());
+        let facts = sim.gpu_facts().gpus().expect("they tell");
+        let hardware = Hardware {
+            gpu_memory: Some(sim.gpu_memory()),
+            gpu_memory_kind: MemoryKind::Memfd,
+            gpu_facts: Some(sim.gpu_facts()),
+            hcas: sim.hcas(),
+            plan: hardware::host_plan(&topology, &facts, &Machine::default()),
+        };
+        let engine = Engine::start(EngineConfig::default(), hardware).expect("it starts");
+        let hca = topology.current().plan().gpus.first().expect("a gpu").assigned.first().expect("a nic").clone();
+        let rescan = Rescan {
+            origin: Origin::Simulated,
+            machine: Machine::default(),
+            options: ReadOptions::default(),
+            interval: Duration::ZERO,
+            topology: topology.clone(),
+            engine: engine.clone(),
+            backends: Backends::default(),
+            reprobe: Arc::default(),
+            probes: Arc::new(ProbeFile::new(folder.path(), "simulated", None, Machine::default())),
+        };
+        for gpu in ["GPU0", ""] {
+            topology.prove(&engine.probe_again(gpu, &hca).expect("it can be probed"));
+        }
+        let mut views = topology.subscribe();
+        let running = tokio::spawn(rescan.run());
+        let mut until = async |wanted: fn(&ProbeOutcome) -> bool| {
+            while !topology.probed().iter().all(|probed| wanted(&probed.outcome)) {
+                views.changed().await.expect("the topology lives");
+            }
+            topology.probed().len()
+        };
+        assert_eq!(until(|outcome| matches!(outcome, ProbeOutcome::Proven(_))).await, 2);
+        sim.inject_text(&format!("hca {hca}: link-down port 1")).expect("a script");
+        assert_eq!(until(|outcome| matches!(outcome, ProbeOutcome::NotTried(_))).await, 2);
+        sim.inject_text(&format!("hca {hca}: link-up port 1")).expect("a script");
+        assert_eq!(until(|outcome| matches!(outcome, ProbeOutcome::Proven(_))).await, 2);
+        running.abort();
+        assert!(running.await.is_err_and(|error| error.is_cancelled()));
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@ mod support;
 use gdrd_client::{AcquireOptions, ClientOptions, RuntimeDir};
 use gdrd_proto::v1;
 use gdrd_proto::v1::buffers_client::BuffersClient;
+use gdrd_proto::v1::host_client::HostClient;
 use rustix::process::Signal;
 use support::{Stage, block_on, channel, names_in, raw_session, run};
 use tonic::metadata::MetadataValue;
@@ -28,6 +29,35 @@ fn daemon_starts_over_the_sockets_of_one_that_was_killed() {
     assert_eq!(names_in(&stage.runtime_dir()), ["gdrd.lock", "gdrd.sock", "session.sock"]);
     let _second = stage.start_simulated();
     assert_eq!(stage.status().sim_profile, "dgx-a100");
+}
+
+#[test]
+fn what_was_probed_is_known_to_the_next_daemon_and_to_none_of_another_host() {
+    let stage = Stage::new();
+    let probe = |known| {
+        let path = stage.runtime_dir().join("gdrd.sock");
+        block_on(async move {
+            let request = v1::ProbeRequest { hca: "mlx5_0".to_owned(), known, ..Default::default() };
+            let pairs = HostClient::new(channel(path).await).probe(request).await;
+            pairs.expect("the daemon's own user may").into_inner().pairs
+        })
+    };
+    let end = |daemon: support::Daemon| {
+        daemon.signal(Signal::TERM);
+        assert!(daemon.wait().success());
+        // It has said that it is stopping.
+        stage.heard();
+    };
+    let first = stage.start_simulated();
+    assert_eq!(probe(true), []);
+    let found = probe(false);
+    assert!(found.len() > 1 && found.iter().all(|pair| pair.state == "proven"), "{found:?}");
+    end(first);
+    let second = stage.start_simulated();
+    assert_eq!(probe(true), found);
+    end(second);
+    let _other = stage.start(stage.command(&["--sim", "two-socket-2gpu"]));
+    assert_eq!(probe(true), []);
 }
 
 #[test]

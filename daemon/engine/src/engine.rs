@@ -382,12 +382,13 @@ impl Engine {
         self.runtime().probe_for(viewer, gpu, hca)
     }
 
-    /// The same for the daemon itself: what was proven once is proven again after a link has changed.
+    /// The same for the daemon itself, one pair: what was proven once is proven again after a link has changed. Without a
+    /// GPU it is a host buffer.
     ///
     /// # Errors
     /// `UnknownGpu`, `UnknownHca`, `ShuttingDown`.
     pub fn probe_again(&self, gpu: &str, hca: &str) -> Result<Vec<Probed>, EngineError> {
-        self.runtime().probe(gpu, hca)
+        self.runtime().probe_again(gpu, hca)
     }
 
     /// How often a link of each HCA went down or came up.

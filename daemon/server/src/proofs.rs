@@ -1,4 +1,4 @@
-//! From probes to the plan: what was seen of a GPU and an HCA over all of its ports.
+//! What probes found, by memory and port: what the plan says of GPUDirect RDMA, and what is to be probed again.
 
 use std::collections::BTreeMap;
 
@@ -8,26 +8,73 @@ use gdrd_topology::gdr::{Gdr, GdrState};
 /// What a proof is.
 pub(crate) const PROVEN: &str = "a loopback transfer went through, every byte as sent";
 
-/// One failed port makes the pair a failed one: traffic may take any of them. What was not tried says nothing.
-pub fn proofs(probed: &[Probed]) -> BTreeMap<(String, String), Gdr> {
-    let mut found: BTreeMap<(String, String), Gdr> = BTreeMap::new();
-    for Probed { gpu, hca, port_num, outcome } in probed.iter().filter(|probed| !probed.gpu.is_empty()) {
-        let gdr = match outcome {
-            ProbeOutcome::Proven(figures) => Gdr {
-                state: GdrState::Proven,
-                reason: format!("{PROVEN}: {:.1} Gbit/s, {:.1} us", figures.gbps, figures.latency_us),
-            },
-            ProbeOutcome::Failed(reason) => {
-                Gdr { state: GdrState::Failed, reason: format!("probe of port {port_num}: {reason}") }
+/// GPU (empty: a host buffer), HCA and port.
+type Key = (String, String, u8);
+
+/// What is known of each; not tried means that what was found is in doubt.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Proofs(BTreeMap<Key, ProbeOutcome>);
+
+impl Proofs {
+    /// Notes what was found. What could not be tried says nothing against what was found before.
+    pub(crate) fn note(&mut self, probed: &[Probed]) {
+        for Probed { gpu, hca, port_num, outcome } in probed {
+            if !matches!(outcome, ProbeOutcome::NotTried(_)) {
+                self.0.insert((gpu.clone(), hca.clone(), *port_num), outcome.clone());
             }
-            _ => continue,
-        };
-        let entry = found.entry((gpu.clone(), hca.clone())).or_insert_with(|| gdr.clone());
-        if gdr.state == GdrState::Failed {
-            *entry = gdr;
         }
     }
-    found
+
+    /// Notes what was known before, doubt included.
+    pub(crate) fn restore(&mut self, kept: Vec<Probed>) {
+        self.0.extend(kept.into_iter().map(|known| ((known.gpu, known.hca, known.port_num), known.outcome)));
+    }
+
+    /// What was found through this HCA holds no longer, for this reason.
+    pub(crate) fn doubt(&mut self, hca: &str, reason: &str) {
+        for (_, outcome) in self.0.iter_mut().filter(|((_, known, _), _)| known == hca) {
+            *outcome = ProbeOutcome::NotTried(reason.to_owned());
+        }
+    }
+
+    /// Forgets all but these pairs of GPU and HCA.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&str, &str) -> bool) {
+        self.0.retain(|(gpu, hca, _), _| keep(gpu, hca));
+    }
+
+    /// Everything.
+    pub(crate) fn list(&self) -> Vec<Probed> {
+        let probed = |((gpu, hca, port_num), outcome): (&Key, &ProbeOutcome)| Probed {
+            gpu: gpu.clone(),
+            hca: hca.clone(),
+            port_num: *port_num,
+            outcome: outcome.clone(),
+        };
+        self.0.iter().map(probed).collect()
+    }
+
+    /// What they say of a GPU and an HCA over all of its ports. One failed port makes the pair a failed one, since traffic
+    /// may take any of them; one in doubt keeps it from being proven.
+    pub(crate) fn gdr(&self, gpu: &str, hca: &str) -> Option<Gdr> {
+        let ports = self.0.iter().filter(|((known, of, _), _)| known == gpu && of == hca);
+        ports.filter_map(|((_, _, port_num), outcome)| gdr(*port_num, outcome)).max_by_key(|gdr| match gdr.state {
+            GdrState::Failed => 2,
+            GdrState::Proven => 0,
+            _ => 1,
+        })
+    }
+}
+
+fn gdr(port_num: u8, outcome: &ProbeOutcome) -> Option<Gdr> {
+    let (state, reason) = match outcome {
+        ProbeOutcome::Proven(figures) => {
+            (GdrState::Proven, format!("{PROVEN}: {:.1} Gbit/s, {:.1} us", figures.gbps, figures.latency_us))
+        }
+        ProbeOutcome::Failed(reason) => (GdrState::Failed, format!("probe of port {port_num}: {reason}")),
+        ProbeOutcome::NotTried(reason) => (GdrState::Possible, reason.clone()),
+        _ => return None,
+    };
+    Some(Gdr { state, reason })
 }
 
 #[cfg(test)]
@@ -36,25 +83,41 @@ mod tests {
 
     use super::*;
 
+    fn probed(gpu: &str, port_num: u8, outcome: &ProbeOutcome) -> Probed {
+        Probed { gpu: gpu.to_owned(), hca: "mlx5_0".to_owned(), port_num, outcome: outcome.clone() }
+    }
+
+    fn state(proofs: &Proofs, gpu: &str) -> Option<GdrState> {
+        proofs.gdr(gpu, "mlx5_0").map(|gdr| gdr.state)
+    }
+
+    const PROVEN: ProbeOutcome = ProbeOutcome::Proven(ProbeFigures { gbps: 1.0, latency_us: 2.0 });
+
     #[test]
     fn a_failed_port_speaks_for_the_pair_and_what_was_not_tried_for_none() {
-        let proven = ProbeOutcome::Proven(ProbeFigures { gbps: 1.0, latency_us: 2.0 });
-        let probe = |gpu: &str, port_num, outcome: &ProbeOutcome| Probed {
-            gpu: gpu.to_owned(),
-            hca: "mlx5_0".to_owned(),
-            port_num,
-            outcome: outcome.clone(),
-        };
         let failed = ProbeOutcome::Failed("no".to_owned());
-        let probed = [
-            probe("", 1, &failed),
-            probe("GPU0", 1, &failed),
-            probe("GPU0", 2, &proven),
-            probe("GPU1", 1, &proven),
-            probe("GPU2", 1, &ProbeOutcome::NotTried("busy".to_owned())),
-        ];
-        let found = proofs(&probed);
-        let states: Vec<_> = found.iter().map(|((gpu, _), gdr)| (gpu.as_str(), gdr.state)).collect();
-        assert_eq!(states, [("GPU0", GdrState::Failed), ("GPU1", GdrState::Proven)]);
+        let mut proofs = Proofs::default();
+        proofs.note(&[
+            probed("", 1, &failed),
+            probed("GPU0", 1, &failed),
+            probed("GPU0", 2, &PROVEN),
+            probed("GPU1", 1, &PROVEN),
+            probed("GPU2", 1, &ProbeOutcome::NotTried("busy".to_owned())),
+        ]);
+        assert_eq!(state(&proofs, "GPU0"), Some(GdrState::Failed));
+        assert_eq!(state(&proofs, "GPU1"), Some(GdrState::Proven));
+        assert_eq!(state(&proofs, "GPU2"), None);
+    }
+
+    #[test]
+    fn what_is_in_doubt_is_possible_until_it_is_found_anew() {
+        let mut proofs = Proofs::default();
+        proofs.note(&[probed("GPU0", 1, &PROVEN), probed("GPU0", 2, &PROVEN)]);
+        proofs.doubt("mlx5_0", "its link has changed");
+        assert_eq!(state(&proofs, "GPU0"), Some(GdrState::Possible));
+        proofs.note(&[probed("GPU0", 1, &PROVEN)]);
+        assert_eq!(state(&proofs, "GPU0"), Some(GdrState::Possible), "one port of two");
+        proofs.note(&[probed("GPU0", 2, &PROVEN)]);
+        assert_eq!(state(&proofs, "GPU0"), Some(GdrState::Proven));
     }
 }

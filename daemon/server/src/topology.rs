@@ -3,11 +3,10 @@
 //! Role: holds what the daemon last read, ready to be sent. The plan sticks: a new snapshot moves only pairs whose
 //! NIC is gone. Must not know: how a host is read, or what is leased.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use gdrd_engine::Probed;
 use gdrd_proto::v1;
-use gdrd_topology::gdr::Gdr;
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::plan::contract::Plan;
 use gdrd_topology::plan::{PlanOptions, Replan, plan, replan};
@@ -15,6 +14,7 @@ use gdrd_topology::profile;
 use tokio::sync::watch;
 
 use crate::grpc::wire_plan;
+use crate::proofs::Proofs;
 
 /// One generation of the topology.
 #[derive(Debug)]
@@ -24,15 +24,12 @@ pub struct View {
     response: v1::GetTopologyResponse,
 }
 
-/// What probes found, by GPU and HCA: it stands in every plan while both are there.
-type Proofs = BTreeMap<(String, String), Gdr>;
-
 impl View {
     fn new(snapshot: Snapshot, mut plan: Plan, proofs: &Proofs) -> Self {
         for gpu in &mut plan.gpus {
             for nic in &mut gpu.nics {
-                if let Some(found) = proofs.get(&(gpu.name.clone(), nic.name.clone())) {
-                    nic.gdr = found.clone();
+                if let Some(found) = proofs.gdr(&gpu.name, &nic.name) {
+                    nic.gdr = found;
                 }
             }
         }
@@ -82,7 +79,7 @@ pub enum Change {
 pub struct Topology {
     options: Arc<PlanOptions>,
     current: Arc<watch::Sender<Arc<View>>>,
-    /// Held while another view is made.
+    /// What stands in every plan while GPU and HCA are there. Held while another view is made.
     proofs: Arc<Mutex<Proofs>>,
 }
 
@@ -92,7 +89,7 @@ impl Topology {
     pub fn new(mut snapshot: Snapshot, options: PlanOptions) -> Self {
         snapshot.generation = 1;
         let plan = plan(&snapshot, &options);
-        let current = Arc::new(watch::Sender::new(Arc::new(View::new(snapshot, plan, &Proofs::new()))));
+        let current = Arc::new(watch::Sender::new(Arc::new(View::new(snapshot, plan, &Proofs::default()))));
         Self { options: Arc::new(options), current, proofs: Arc::default() }
     }
 
@@ -129,19 +126,33 @@ impl Topology {
         let replanned = replan(&before.plan, &snapshot, &self.options);
         // A device that went took what was proven of it along: one that comes back is another.
         let place = |plan: &Plan, gpu: &str| plan.gpu(gpu).map(|gpu| gpu.bdf);
-        proofs.retain(|(gpu, hca), _| {
-            snapshot.host.hcas.iter().any(|known| known.name == *hca)
+        proofs.retain(|gpu, hca| {
+            snapshot.host.hcas.iter().any(|known| known.name == hca)
                 && place(&before.plan, gpu) == place(&replanned.plan, gpu)
         });
         self.current.send_replace(Arc::new(View::new(snapshot, replanned.plan.clone(), &proofs)));
         Change::Replanned(Box::new(replanned))
     }
 
-    /// Puts what a probe found of a GPU and an HCA into the plan, as the next generation.
-    pub fn prove(&self, found: impl IntoIterator<Item = ((String, String), Gdr)>) {
+    /// Puts what probes found into the plan, as the next generation if that changes it.
+    pub fn prove(&self, found: &[Probed]) {
+        self.change_proofs(|proofs| proofs.note(found));
+    }
+
+    /// Goes on with what an earlier daemon's probes found; not tried means that it is in doubt.
+    pub fn restore(&self, kept: Vec<Probed>) {
+        self.change_proofs(|proofs| proofs.restore(kept));
+    }
+
+    /// Takes back what probes found through this HCA, for this reason, until it is found anew.
+    pub fn doubt(&self, hca: &str, reason: &str) {
+        self.change_proofs(|proofs| proofs.doubt(hca, reason));
+    }
+
+    fn change_proofs(&self, change: impl FnOnce(&mut Proofs)) {
         let mut proofs = self.proofs();
         let before = proofs.clone();
-        proofs.extend(found);
+        change(&mut proofs);
         if *proofs == before {
             return;
         }
@@ -153,10 +164,10 @@ impl Topology {
         self.current.send_replace(Arc::new(View::new(snapshot, plan, &proofs)));
     }
 
-    /// GPUs and HCAs that a probe has found something of.
+    /// What probes found; not tried means that it is in doubt.
     #[must_use]
-    pub fn probed(&self) -> Vec<(String, String)> {
-        self.proofs().keys().cloned().collect()
+    pub fn probed(&self) -> Vec<Probed> {
+        self.proofs().list()
     }
 
     fn proofs(&self) -> MutexGuard<'_, Proofs> {
@@ -165,13 +176,15 @@ impl Topology {
     }
 
     /// The generation in force and each later one; one that is not taken in time is passed over for a newer one.
-    pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<View>> {
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<Arc<View>> {
         self.current.subscribe()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use gdrd_engine::{ProbeFigures, ProbeOutcome};
     use gdrd_topology::gdr::GdrState;
 
     use super::*;
@@ -214,10 +227,11 @@ mod tests {
             let of_gpu = view.plan().gpu(&gpu).expect("planned").clone();
             of_gpu.nics.into_iter().find(|nic| nic.name == hca).map(|nic| nic.gdr.state)
         };
-        let found = Gdr { state: GdrState::Proven, reason: "it did".to_owned() };
-        topology.prove([((gpu.clone(), hca.clone()), found.clone())]);
+        let outcome = ProbeOutcome::Proven(ProbeFigures { gbps: 1.0, latency_us: 2.0 });
+        let found = Probed { gpu: gpu.clone(), hca: hca.clone(), port_num: 1, outcome };
+        topology.prove(std::slice::from_ref(&found));
         assert_eq!((state(&topology), topology.current().generation()), (Some(GdrState::Proven), 2));
-        topology.prove([((gpu.clone(), hca.clone()), found)]);
+        topology.prove(&[found]);
         assert_eq!(topology.current().generation(), 2, "nothing new");
 
         let whole = profile::builtin("dgx-a100").expect("a built-in profile");

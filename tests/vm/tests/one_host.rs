@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use common::{Side, daemon, join};
 use gdrd_hal::{Access, GidType, Hca, HcaError, HcaEvent, MemorySource, PortState, QueuePairConfig, QueuePairType};
 use gdrd_harness::script::{Command, Local, Remote, Work};
-use gdrd_harness::{PATIENCE, User};
+use gdrd_harness::{PATIENCE, User, wait_until};
 use gdrd_verbs::Options;
 use gdrd_vm::{HCA, NETDEV, host_memory, ip, kernel_holds, open_hca, open_hca_with, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -178,6 +178,28 @@ fn a_probe_proves_host_memory_by_a_loopback_with_checked_content() {
     let pair = &told["pairs"][0];
     assert_eq!((&pair["nic"], &pair["port_num"], &pair["state"]), (&HCA.into(), &1.into(), &"proven".into()), "{told}");
     assert!(pair["gpu"].is_null() && pair["gbps"].as_f64() > Some(0.0) && pair["latency_us"].as_f64() > Some(0.0));
+}
+
+#[test]
+fn what_was_probed_is_in_doubt_while_the_cable_is_out_and_proven_again_after() {
+    let daemon = daemon();
+    let probe = |known: &[&str]| -> serde_json::Value {
+        let folder = daemon.runtime_dir_text();
+        let told = run("gdrctl", &[&["--runtime-dir", &folder, "probe", "--format", "json"], known].concat());
+        let told: serde_json::Value = serde_json::from_str(&told).expect("a document");
+        told["pairs"][0].clone()
+    };
+    let await_state = |state: &str| {
+        wait_until(state, || match probe(&["--known"]) {
+            pair if pair["state"] == state => Ok(()),
+            pair => Err(pair.to_string()),
+        });
+    };
+    assert_eq!(probe(&[])["state"], "proven");
+    ip(&["link", "set", NETDEV, "down"]);
+    await_state("not-tried");
+    ip(&["link", "set", NETDEV, "up"]);
+    await_state("proven");
 }
 
 #[test]

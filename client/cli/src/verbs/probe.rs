@@ -10,8 +10,12 @@ use crate::output::{self, Column};
 
 pub(crate) fn run(global: &Global, options: &Probe) -> anyhow::Result<Outcome> {
     let (gpu, nic) = (options.gpu.as_deref().unwrap_or_default(), options.nic.as_deref().unwrap_or_default());
-    let pairs = host::block_on(async { Ok(host::connect(global).await?.probe(gpu, nic).await?) })?;
-    output::print(global.format, || as_json(&pairs), || as_text(&pairs))?;
+    let pairs = host::block_on(async {
+        let daemon = host::connect(global).await?;
+        Ok(if options.known { daemon.probed(gpu, nic).await? } else { daemon.probe(gpu, nic).await? })
+    })?;
+    let nothing = if options.known { "nothing has been probed" } else { "no NIC with an active port was found" };
+    output::print(global.format, || as_json(&pairs), || as_text(&pairs, nothing))?;
     let has_failed = pairs.iter().any(|pair| pair.state == "failed");
     Ok(if has_failed { Outcome::Failed } else { Outcome::Done })
 }
@@ -32,7 +36,7 @@ fn as_json(pairs: &[ProbedPair]) -> Value {
     json!({ "schema": "gdrd.probe/v1", "pairs": pairs.iter().map(row).collect::<Vec<_>>() })
 }
 
-fn as_text(pairs: &[ProbedPair]) -> String {
+fn as_text(pairs: &[ProbedPair], nothing: &str) -> String {
     let figure = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.1}"));
     let rows = pairs.iter().map(|pair| {
         let memory = if pair.gpu.is_empty() { "host" } else { pair.gpu.as_str() };
@@ -54,7 +58,7 @@ fn as_text(pairs: &[ProbedPair]) -> String {
         Column::Left("WHY"),
     ];
     match pairs {
-        [] => "no NIC with an active port was found\n".to_owned(),
+        [] => format!("{nothing}\n"),
         _ => output::table(&columns, rows),
     }
 }

@@ -13,7 +13,7 @@ use crate::probe::{PROBED_BYTES, ProbeOutcome, Probed, probe};
 use crate::session::Viewer;
 
 impl Runtime {
-    /// Probes for an administrator, one after the other. Blocks on drivers.
+    /// Probes for an administrator. Blocks on drivers.
     pub(crate) fn probe_for(&self, viewer: &Viewer, gpu: &str, hca: &str) -> Result<Vec<Probed>, EngineError> {
         {
             let state = self.state();
@@ -21,21 +21,33 @@ impl Runtime {
                 return Err(EngineError::NotAdmin { what: "probe" });
             }
         }
-        self.probe(gpu, hca)
+        let gpus = self.gpus_to_probe(gpu)?;
+        let hcas = self.hcas_to_probe(hca)?;
+        // A pair that was named is probed whether or not it is in the plan.
+        let is_named = !gpu.is_empty() && !hca.is_empty();
+        Ok(self.probe_all(&hcas, gpu.is_empty(), |hca| {
+            gpus.iter().filter(|gpu| is_named || gpu.hcas.iter().any(|name| name == hca)).collect()
+        }))
     }
 
-    /// Probes, one after the other. Blocks on drivers.
-    pub(crate) fn probe(&self, gpu: &str, hca: &str) -> Result<Vec<Probed>, EngineError> {
-        let gpus = self.gpus_to_probe(gpu)?;
-        let mut hcas: Vec<Arc<dyn Hca>> = self.hcas.all().into_iter().map(|(_, hca)| hca).collect();
-        if !hca.is_empty() {
-            self.state().core.host().find_hca(hca)?;
-            hcas.retain(|known| known.name() == hca);
-        }
+    /// Probes one pair; without a GPU, a host buffer. Blocks on drivers.
+    pub(crate) fn probe_again(&self, gpu: &str, hca: &str) -> Result<Vec<Probed>, EngineError> {
+        let gpus = if gpu.is_empty() { Vec::new() } else { self.gpus_to_probe(gpu)? };
+        let hcas = self.hcas_to_probe(hca)?;
+        Ok(self.probe_all(&hcas, gpu.is_empty(), |_| gpus.iter().collect()))
+    }
+
+    /// Each active port with a host buffer, if that is wanted, and with these GPUs, one after the other.
+    fn probe_all<'g>(
+        &self,
+        hcas: &[Arc<dyn Hca>],
+        with_host: bool,
+        gpus_of: impl Fn(&str) -> Vec<&'g PlannedGpu>,
+    ) -> Vec<Probed> {
         // Two at a time would measure each other.
         let _turn = lock(&self.probing);
         let mut probed = Vec::new();
-        for device in &hcas {
+        for device in hcas {
             let ports = device.ports().unwrap_or_default();
             let active = ports.iter().filter(|port| port.state == PortState::Active);
             for port_num in active.map(|port| port.port_num) {
@@ -45,17 +57,24 @@ impl Runtime {
                     port_num,
                     outcome,
                 };
-                if gpu.is_empty() {
+                if with_host {
                     probed.push(tell("", probe_host(&**device, port_num)));
                 }
-                // A pair that was named is probed whether or not it is in the plan.
-                let is_named = !gpu.is_empty() && !hca.is_empty();
-                for planned in gpus.iter().filter(|gpu| is_named || gpu.hcas.iter().any(|name| name == device.name())) {
+                for planned in gpus_of(device.name()) {
                     probed.push(tell(&planned.name, self.probe_gpu(&**device, port_num, planned)));
                 }
             }
         }
-        Ok(probed)
+        probed
+    }
+
+    fn hcas_to_probe(&self, hca: &str) -> Result<Vec<Arc<dyn Hca>>, EngineError> {
+        let mut hcas: Vec<Arc<dyn Hca>> = self.hcas.all().into_iter().map(|(_, hca)| hca).collect();
+        if !hca.is_empty() {
+            self.state().core.host().find_hca(hca)?;
+            hcas.retain(|known| known.name() == hca);
+        }
+        Ok(hcas)
     }
 
     fn gpus_to_probe(&self, gpu: &str) -> Result<Vec<PlannedGpu>, EngineError> {

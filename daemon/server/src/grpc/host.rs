@@ -9,7 +9,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::caller;
 use crate::admission::Admission;
-use crate::proofs::{PROVEN, proofs};
+use crate::proofs::PROVEN;
 use crate::session::version::{DAEMON_VERSION, VERSIONS};
 use crate::status::{of_engine, status};
 use crate::topology::Topology;
@@ -119,12 +119,15 @@ impl host_server::Host for Host {
     }
 
     async fn probe(&self, request: Request<v1::ProbeRequest>) -> Result<Response<v1::ProbeResponse>, Status> {
+        if request.get_ref().known {
+            return Ok(Response::new(v1::ProbeResponse { pairs: self.known(request.get_ref()) }));
+        }
         let viewer = caller::viewer(&self.engine, &request)?;
-        let v1::ProbeRequest { gpu, hca } = request.into_inner();
+        let v1::ProbeRequest { gpu, hca, .. } = request.into_inner();
         let engine = self.engine.clone();
         let done = tokio::task::spawn_blocking(move || engine.probe(&viewer, &gpu, &hca)).await;
         let probed = done.map_err(|error| bug(&error))?.map_err(|refusal| of_engine(&refusal))?;
-        self.topology.prove(proofs(&probed));
+        self.topology.prove(&probed);
         Ok(Response::new(v1::ProbeResponse { pairs: probed.into_iter().map(pair).collect() }))
     }
 
@@ -134,6 +137,18 @@ impl host_server::Host for Host {
         let help = "Open connections of the session socket, those without a hello included.";
         stats.push(gauge("gdrd_session_connections", help, self.session_connections.total()));
         Ok(Response::new(v1::StatsResponse { stats }))
+    }
+}
+
+impl Host {
+    /// What earlier probes found of what is asked for.
+    fn known(&self, asked: &v1::ProbeRequest) -> Vec<v1::ProbedPair> {
+        let view = self.topology.current();
+        let host = &view.snapshot().host;
+        let gpu = host.find_gpu(&asked.gpu).and_then(|id| host.gpu(id)).map_or(asked.gpu.as_str(), |gpu| &gpu.name);
+        let is_asked = |asked: &str, name: &str| asked.is_empty() || asked == name;
+        let probed = self.topology.probed().into_iter();
+        probed.filter(|found| is_asked(gpu, &found.gpu) && is_asked(&asked.hca, &found.hca)).map(pair).collect()
     }
 }
 
