@@ -69,6 +69,33 @@ pub(crate) struct CqSetup {
     pub(crate) cold: Cold,
 }
 
+/// A completion queue on its broker thread.
+pub(crate) struct Cq {
+    pub(crate) queue: Box<dyn CompletionQueue>,
+    pub(crate) share: Arc<CqShare>,
+    pub(crate) hca: HcaIndex,
+    pub(crate) cold: Cold,
+    /// Destroyed once nothing uses it: it failed or its HCA went away.
+    pub(crate) leaving: bool,
+}
+
+impl Cq {
+    pub(crate) fn new(setup: CqSetup) -> Self {
+        let CqSetup { queue, share, hca, cold } = setup;
+        Self { queue, share, hca, cold, leaving: false }
+    }
+
+    /// Whether anything can complete on it.
+    #[inline]
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.share.reserved() != 0 && !self.share.has_failed()
+    }
+
+    pub(crate) fn may_go(&self) -> bool {
+        self.leaving && self.share.reserved() == 0
+    }
+}
+
 /// Room for one queue pair on a completion queue; given back on drop.
 #[derive(Debug)]
 pub struct Reservation {

@@ -5,13 +5,13 @@ use std::hint;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gdrd_hal::{CompletionQueue, HcaError, WorkCompletion};
+use gdrd_hal::{HcaError, WorkCompletion};
 use gdrd_ring::{Corrupt, Status};
 
-use super::cold::{Cold, Job};
+use super::cold::Job;
 use super::command::{Command, Inbox};
 use super::error::{BrokerError, BrokerEvent};
-use super::hca::{CqSetup, CqShare};
+use super::hca::{Cq, CqSetup, CqShare};
 use super::queue_pair::{QueuePair, Scratch};
 use super::registry::Registry;
 use super::schedule::{Schedule, Spent};
@@ -46,15 +46,6 @@ pub(crate) struct Setup {
     pub(crate) clock: Clock,
     pub(crate) spin: Duration,
     pub(crate) drain: Duration,
-}
-
-struct Cq {
-    queue: Box<dyn CompletionQueue>,
-    share: Arc<CqShare>,
-    hca: HcaIndex,
-    cold: Cold,
-    /// Destroyed once nothing uses it: it failed or its HCA went away.
-    leaving: bool,
 }
 
 /// Something that the busy path met and the rest of the loop deals with.
@@ -147,7 +138,7 @@ impl Worker {
     fn poll(&mut self) -> bool {
         let mut busy = false;
         for (index, cq) in self.cqs.iter_mut().enumerate() {
-            if cq.share.reserved() == 0 || cq.share.has_failed() {
+            if !cq.is_in_use() {
                 continue;
             }
             for _ in 0..POLL_BATCHES {
@@ -331,12 +322,12 @@ impl Worker {
     }
 
     fn add_cq(&mut self, setup: CqSetup) {
-        let CqSetup { queue, share, hca, cold } = setup;
-        if let Some(Err(reason)) = queue.event_fd().map(|fd| self.sleeper.watch(fd)) {
+        let cq = Cq::new(setup);
+        if let Some(Err(reason)) = cq.queue.event_fd().map(|fd| self.sleeper.watch(fd)) {
             // It still works, at the pace of a queue without event fd: that is what `timeout` sees.
-            tracing::error!(hca = hca.0, %reason, "events of a completion queue cannot be watched");
+            tracing::error!(hca = cq.hca.0, %reason, "events of a completion queue cannot be watched");
         }
-        self.cqs.push(Cq { queue, share, hca, cold, leaving: false });
+        self.cqs.push(cq);
     }
 
     /// Nothing will complete there any more, whatever the driver says of its queues.
@@ -390,7 +381,7 @@ impl Worker {
 
     fn drop_unused_cqs(&mut self) {
         for index in (0..self.cqs.len()).rev() {
-            if self.cqs.get(index).is_some_and(|cq| cq.leaving && cq.share.reserved() == 0) {
+            if self.cqs.get(index).is_some_and(Cq::may_go) {
                 let cq = self.cqs.swap_remove(index);
                 cq.cold.send(Job::DropCq(cq.queue));
             }
@@ -432,7 +423,7 @@ impl Worker {
     /// Asks all completion queues for an event; false if one refused.
     fn arm(&mut self) -> bool {
         for (index, cq) in self.cqs.iter_mut().enumerate() {
-            if cq.share.reserved() == 0 || cq.share.has_failed() {
+            if !cq.is_in_use() {
                 continue;
             }
             if let Err(reason) = cq.queue.arm() {
