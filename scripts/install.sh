@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 dest=${DESTDIR:-}
 bindir=$PREFIX/bin
 docdir=$PREFIX/share/doc/gdrd
-mandir=$PREFIX/share/man/man1
+mandir=$PREFIX/share/man
 config=$SYSCONFDIR/gdrd/gdrd.toml
 
 # Each line: mode, source, target.
@@ -27,7 +27,7 @@ files() {
 LIST
 }
 
-# What gdrctl writes about itself, where each shell looks for it. Each line: shell, target.
+# What gdrctl completes in each shell, where that looks for it. Each line: shell, target.
 completions() {
   cat <<LIST
 bash $PREFIX/share/bash-completion/completions/gdrctl
@@ -40,8 +40,10 @@ install_written() {
   local shell target written
   written=$(mktemp -d)
   "$BUILD_DIR/gdrctl" man "$written"
-  install -d "$dest$mandir"
-  install -m 0644 "$written"/*.1 "$dest$mandir"
+  "$BUILD_DIR/gdrd" man "$written"
+  install -d "$dest$mandir/man1" "$dest$mandir/man8"
+  install -m 0644 "$written"/*.1 "$dest$mandir/man1"
+  install -m 0644 "$written"/*.8 "$dest$mandir/man8"
   rm -r "$written"
   while read -r shell target; do
     install -D -m 0644 <("$BUILD_DIR/gdrctl" completions "$shell") "$dest$target"
@@ -88,7 +90,7 @@ uninstall_all() {
   while read -r _ target; do
     rm -f "$dest$target"
   done < <(completions)
-  rm -f "$dest$mandir/gdrctl.1" "$dest$mandir"/gdrctl-*.1
+  rm -f "$dest$mandir/man1/gdrctl.1" "$dest$mandir"/man1/gdrctl-*.1 "$dest$mandir"/man8/gdrd{,-keeper}.8
   rmdir --ignore-fail-on-non-empty "$dest$docdir" 2>/dev/null || true
   echo "uninstalled; $dest$SYSCONFDIR/gdrd stays"
 }

@@ -73,6 +73,9 @@ pub(crate) enum Other {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
         daemon: Vec<OsString>,
     },
+    /// Write the manual pages into a folder
+    #[command(hide = true)]
+    Man { dir: PathBuf },
     /// What the keeper starts: takes kept descriptors and becomes the daemon
     #[command(hide = true)]
     KeeperChild {

@@ -10,6 +10,7 @@ mod health;
 mod inherited;
 mod keeper;
 mod logging;
+mod man;
 mod notify;
 mod numa;
 mod probes;
@@ -54,6 +55,9 @@ fn main() -> ExitCode {
     match &arguments.command {
         Some(Other::Worker(command)) => return worker::run(command),
         Some(Other::Keeper { daemon }) => return run_keeper(&arguments, daemon),
+        Some(Other::Man { dir }) => {
+            return man::write(dir).map_or_else(|error| fail(&error, ExitCode::FAILURE), |()| ExitCode::SUCCESS);
+        }
         Some(Other::KeeperChild { daemon }) => {
             return keeper::become_daemon(daemon)
                 .map_or_else(|error| fail(&error, ExitCode::FAILURE), |()| ExitCode::FAILURE);

@@ -16,7 +16,8 @@ struct Stage {
     build: TempDir,
 }
 
-/// Writes pages into a folder and says a script, as the real one does; its own tests look at what is in them.
+/// They write pages into a folder and say a script, as the real ones do; whose own tests look at what is in them.
+const GDRD: &str = r#"touch "$2/gdrd.8" "$2/gdrd-keeper.8""#;
 const GDRCTL: &str = r#"case $1 in
   man) touch "$2/gdrctl.1" "$2/gdrctl-topo.1" ;;
   completions) echo "for $2" ;;
@@ -26,7 +27,7 @@ esac
 impl Stage {
     fn new() -> Self {
         let stage = Self { dest: temporary_folder(), build: temporary_folder() };
-        for (name, body) in [("gdrd", ""), ("gdrctl", GDRCTL)] {
+        for (name, body) in [("gdrd", GDRD), ("gdrctl", GDRCTL)] {
             let path = stage.build.path().join(name);
             fs::write(&path, format!("#!/bin/sh\n{body}")).expect("the build folder is writable");
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file is ours");
@@ -89,6 +90,8 @@ fn install_puts_every_file_in_place_and_uninstall_leaves_only_the_configuration(
         "/usr/share/fish/vendor_completions.d/gdrctl.fish",
         "/usr/share/man/man1/gdrctl-topo.1",
         "/usr/share/man/man1/gdrctl.1",
+        "/usr/share/man/man8/gdrd-keeper.8",
+        "/usr/share/man/man8/gdrd.8",
         "/usr/share/zsh/site-functions/_gdrctl",
         "/usr/share/doc/gdrd/CHANGELOG.md",
         "/usr/share/doc/gdrd/LICENSE",
