@@ -61,8 +61,8 @@ pub struct Probed {
 
 /// Proves one memory on one port. Blocks until it is done.
 pub(crate) fn probe(hca: &dyn Hca, port_num: u8, target: MemorySource<'_>) -> ProbeOutcome {
-    if !hca.capabilities().queue_pair_types.contains(&QueuePairType::Rc) {
-        return ProbeOutcome::NotTried(format!("{} has no RC queue pairs", hca.name()));
+    if let Err(what) = hca.capabilities().check_queue_pair_type(QueuePairType::Rc) {
+        return ProbeOutcome::NotTried(format!("{} cannot {what}", hca.name()));
     }
     match Loop::new(hca, port_num, target).and_then(|mut made| made.prove()) {
         Ok(figures) => ProbeOutcome::Proven(figures),

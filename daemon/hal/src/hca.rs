@@ -87,11 +87,19 @@ pub enum AtomicScope {
     Global,
 }
 
+/// Why there are no queue pairs where the transport is iWARP.
+pub const IWARP_HAS_RDMA_CM_ONLY: &str = "iWARP connects through rdma_cm only, which gdrd does not speak";
+/// Why there are none where it is neither iWARP nor of InfiniBand's kind.
+pub const TRANSPORT_HAS_NO_RC: &str =
+    "its transport has no RC queue pairs (EFA has SRD instead, which gdrd does not speak)";
+
 /// What an HCA's provider can do; constant while the device lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HcaCapabilities {
     /// Queue pair types that can be created here.
     pub queue_pair_types: Vec<QueuePairType>,
+    /// Why there are none of any type, where there are none.
+    pub no_queue_pairs: Option<&'static str>,
     /// Scope of fetch-add and compare-swap.
     pub atomics: AtomicScope,
     /// Whether the iova asked for is honoured (mlx5, rxe) or the provider sets its own (siw).
@@ -124,6 +132,20 @@ pub enum GidType {
     RoceV1,
     /// RoCE v2.
     RoceV2,
+}
+
+impl HcaCapabilities {
+    /// Whether queue pairs of this type can be created.
+    ///
+    /// # Errors
+    /// What cannot be done, and why where that is known.
+    pub fn check_queue_pair_type(&self, qp_type: QueuePairType) -> Result<(), String> {
+        match self.no_queue_pairs {
+            _ if self.queue_pair_types.contains(&qp_type) => Ok(()),
+            Some(reason) => Err(format!("create {qp_type:?} queue pairs: {reason}")),
+            None => Err(format!("create {qp_type:?} queue pairs")),
+        }
+    }
 }
 
 /// One filled row of a port's GID table; empty rows are left out, so indices have gaps.

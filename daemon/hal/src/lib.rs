@@ -23,8 +23,9 @@ pub use gpu_facts::{Bar1Fact, DeviceNumber, GpuFact, GpuFacts, GpuHealth, GpuMem
 pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid, KeptMemory};
 pub use hca::{
     ACK_TIMEOUT_EXPONENT, Access, AtomicScope, CompletionQueue, CqId, Endpoint, GRH_BYTES, Gid, GidEntry, GidType, Hca,
-    HcaCapabilities, HcaEvent, LinkLayer, MemoryRegion, MemorySource, PortAttributes, PortState, ProtectionDomain,
-    QueuePair, QueuePairConfig, QueuePairParts, QueuePairState, QueuePairType, RETRY_COUNT, RNR_RETRY, WorkQueue,
+    HcaCapabilities, HcaEvent, IWARP_HAS_RDMA_CM_ONLY, LinkLayer, MemoryRegion, MemorySource, PortAttributes,
+    PortState, ProtectionDomain, QueuePair, QueuePairConfig, QueuePairParts, QueuePairState, QueuePairType,
+    RETRY_COUNT, RNR_RETRY, TRANSPORT_HAS_NO_RC, WorkQueue,
 };
 pub use work::{
     LocalSpan, MAX_INLINE_BYTES, Opcode, ReceiveRequest, RemoteSpan, WorkCompletion, WorkRequest, WorkStatus,

@@ -1,6 +1,8 @@
 //! Providers and what they can do.
 
-use gdrd_hal::{AtomicScope, HcaCapabilities, MAX_INLINE_BYTES, QueuePairType};
+use gdrd_hal::{
+    AtomicScope, HcaCapabilities, IWARP_HAS_RDMA_CM_ONLY, MAX_INLINE_BYTES, QueuePairType, TRANSPORT_HAS_NO_RC,
+};
 use gdrd_topology::model::{Hca, HcaOrigin, PciFunction};
 
 /// Providers whose limits an HCA can be given. The abilities are those of the real provider as
@@ -12,9 +14,9 @@ pub enum Provider {
     Mlx5,
     /// Soft RoCE: no dma-buf (drivers/infiniband/sw/rxe has no `reg_user_mr_dmabuf`).
     Rxe,
-    /// Soft iWARP: RC only, no atomics, no dma-buf, sets its own iova (drivers/infiniband/sw/siw).
+    /// Soft iWARP: no queue pairs without rdma_cm, no atomics, no dma-buf, sets its own iova (drivers/infiniband/sw/siw).
     Siw,
-    /// AWS EFA: no RC, no atomics (drivers/infiniband/hw/efa).
+    /// AWS EFA: no RC, so no queue pairs, and no atomics (drivers/infiniband/hw/efa).
     Efa,
     /// Any other: only what all providers with RC share, so neither atomics nor dma-buf.
     Other,
@@ -43,6 +45,7 @@ impl Provider {
     pub fn capabilities(self) -> HcaCapabilities {
         let all = HcaCapabilities {
             queue_pair_types: vec![QueuePairType::Rc, QueuePairType::Ud],
+            no_queue_pairs: None,
             atomics: AtomicScope::Hca,
             iova_honoured: true,
             dma_buf: true,
@@ -65,7 +68,8 @@ impl Provider {
                 ..all
             },
             Self::Siw => HcaCapabilities {
-                queue_pair_types: vec![QueuePairType::Rc],
+                queue_pair_types: Vec::new(),
+                no_queue_pairs: Some(IWARP_HAS_RDMA_CM_ONLY),
                 atomics: AtomicScope::None,
                 iova_honoured: false,
                 dma_buf: false,
@@ -74,7 +78,8 @@ impl Provider {
                 ..all
             },
             Self::Efa => HcaCapabilities {
-                queue_pair_types: vec![QueuePairType::Ud],
+                queue_pair_types: Vec::new(),
+                no_queue_pairs: Some(TRANSPORT_HAS_NO_RC),
                 atomics: AtomicScope::None,
                 max_inline_bytes: 32,
                 max_work_requests: 4096,

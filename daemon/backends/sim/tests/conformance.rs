@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gdrd_hal::conformance::Fixture;
-use gdrd_hal::{GidEntry, GidType, GpuMemory, GpuUuid, Hca, HcaCapabilities, LinkLayer, PortState};
+use gdrd_hal::{GidEntry, GidType, GpuMemory, GpuUuid, Hca, HcaCapabilities, LinkLayer, PortState, QueuePairType};
 use gdrd_shm::Segment;
 use gdrd_sim::{Provider, SimGpu, SimHca, SimHost, SimOptions, SimPort, SimSpec, Timing};
 use gdrd_topology::model::GpuDetail;
@@ -117,11 +117,16 @@ mod soft_roce {
     }
 }
 
-mod soft_iwarp_without_gpu {
+/// A provider with queue pairs of one type alone.
+fn only(qp_type: QueuePairType, provider: Provider) -> HcaCapabilities {
+    HcaCapabilities { queue_pair_types: vec![qp_type], no_queue_pairs: None, ..provider.capabilities() }
+}
+
+mod rc_with_iovas_of_its_own_without_gpu {
     use super::*;
 
     gdrd_hal::conformance_suite! {
-        SimFixture { has_gpu: false, ..fixture(&Provider::Siw.capabilities(), LinkLayer::Ethernet) },
+        SimFixture { has_gpu: false, ..fixture(&only(QueuePairType::Rc, Provider::Siw), LinkLayer::Ethernet) },
         skipped: &[
             "the_iova_asked_for_holds",
             "an_iova_that_wraps_is_refused",
@@ -154,11 +159,11 @@ mod soft_iwarp_without_gpu {
     }
 }
 
-mod efa {
+mod datagrams_only {
     use super::*;
 
     gdrd_hal::conformance_suite! {
-        fixture(&Provider::Efa.capabilities(), LinkLayer::Ethernet),
+        fixture(&only(QueuePairType::Ud, Provider::Efa), LinkLayer::Ethernet),
         skipped: &[
             "the_fd_may_be_closed_after_registration",
             "the_iova_asked_for_holds",
@@ -226,6 +231,85 @@ mod efa {
             "a_queue_pair_can_be_destroyed_with_work_posted",
             "children_outlive_their_parents",
             "queue_pairs_share_a_completion_queue",
+        ]
+    }
+}
+
+mod efa {
+    use super::*;
+
+    gdrd_hal::conformance_suite! {
+        fixture(&Provider::Efa.capabilities(), LinkLayer::Ethernet),
+        skipped: &[
+            "the_fd_may_be_closed_after_registration",
+            "the_iova_asked_for_holds",
+            "the_provider_sets_the_iova",
+            "dma_bufs_are_refused_where_the_capability_says_so",
+            "a_fresh_queue_pair_is_in_reset_and_takes_nothing",
+            "init_takes_receives_and_no_sends",
+            "states_are_not_skipped_or_repeated",
+            "an_endpoint_is_there_from_init_on",
+            "connecting_across_link_layers_is_refused",
+            "connecting_with_an_unknown_mtu_is_refused",
+            "to_error_flushes_receives_in_order",
+            "to_error_flushes_waiting_sends_in_order",
+            "posts_in_error_are_flushed",
+            "queue_pairs_out_of_bounds_are_refused",
+            "a_queue_pair_needs_a_completion_queue_that_is_there",
+            "a_write_lands_where_it_says_and_nowhere_else",
+            "writes_of_all_sizes_and_offsets_land",
+            "a_large_write_lands_whole",
+            "an_inline_write_needs_no_lkey",
+            "a_read_fetches",
+            "a_send_lands_in_the_first_receive",
+            "messages_arrive_in_the_order_of_posting",
+            "immediate_data_arrives_with_a_send",
+            "a_write_with_immediate_consumes_a_receive",
+            "a_write_is_visible_before_a_later_message_arrives",
+            "a_flush_completes_after_earlier_writes",
+            "empty_messages_arrive",
+            "a_message_waits_for_a_receive",
+            "fetch_add_returns_the_old_value_and_adds",
+            "compare_swap_stores_only_on_equality",
+            "atomics_are_refused_where_the_capability_says_so",
+            "both_ends_send_at_once",
+            "a_queue_pair_can_be_its_own_peer",
+            "gpu_memory_is_written_and_read_as_dma_buf",
+            "a_region_keeps_gpu_memory_reachable_after_its_allocation",
+            "a_wrong_rkey_is_a_remote_access_error",
+            "a_wrong_lkey_is_a_local_protection_error",
+            "an_lkey_of_another_domain_is_refused",
+            "an_rkey_of_another_domain_is_refused",
+            "remote_ranges_past_either_end_are_refused",
+            "remote_ranges_that_wrap_are_refused",
+            "local_ranges_past_the_end_or_wrapping_are_refused",
+            "each_operation_needs_its_remote_right",
+            "a_remote_atomic_needs_its_right",
+            "results_need_local_write",
+            "a_receive_needs_local_write",
+            "a_misaligned_atomic_is_an_invalid_request",
+            "nothing_reaches_memory_after_deregistration",
+            "a_too_short_receive_fails_at_both_ends",
+            "an_error_flushes_what_was_posted_behind_it",
+            "an_unsignaled_failure_is_reported",
+            "a_peer_that_is_gone_is_a_retry_error",
+            "a_peer_that_is_not_connected_back_is_a_retry_error",
+            "an_unsignaled_success_is_silent",
+            "sends_fill_up_and_polling_makes_room",
+            "unsignaled_sends_alone_fill_the_queue",
+            "receives_fill_up_and_polling_makes_room",
+            "a_batch_stops_at_the_first_refused_request",
+            "opcodes_of_completions_cannot_be_posted",
+            "more_inline_bytes_than_asked_for_are_refused",
+            "an_overrun_completion_queue_is_dead",
+            "an_event_comes_for_a_completion_after_arming",
+            "a_queue_pair_can_be_destroyed_with_work_posted",
+            "children_outlive_their_parents",
+            "queue_pairs_share_a_completion_queue",
+            "a_datagram_lands_behind_room_for_the_route_header",
+            "a_datagram_without_a_receive_is_dropped",
+            "a_datagram_longer_than_the_mtu_is_not_delivered",
+            "datagram_queue_pairs_take_sends_only",
         ]
     }
 }

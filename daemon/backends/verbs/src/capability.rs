@@ -1,6 +1,8 @@
 //! What a device's provider can do, from what verbs says of it.
 
-use gdrd_hal::{AtomicScope, HcaCapabilities, MAX_INLINE_BYTES, QueuePairType};
+use gdrd_hal::{
+    AtomicScope, HcaCapabilities, IWARP_HAS_RDMA_CM_ONLY, MAX_INLINE_BYTES, QueuePairType, TRANSPORT_HAS_NO_RC,
+};
 use rdma_sys::{ibv_atomic_cap, ibv_device_attr, ibv_transport_type};
 
 use crate::transition::{MAX_READS, ReadLimits};
@@ -15,8 +17,6 @@ const VENDOR_AMAZON: u32 = 0x1d0f;
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub(crate) capabilities: HcaCapabilities,
-    /// Why there are no queue pairs, where there are none.
-    pub(crate) no_queue_pairs: Option<&'static str>,
     pub(crate) ports: u8,
     pub(crate) reads: ReadLimits,
 }
@@ -27,14 +27,13 @@ impl Facts {
     pub(crate) fn new(attr: &ibv_device_attr, transport: ibv_transport_type::Type) -> Self {
         let no_queue_pairs = match transport {
             ibv_transport_type::IBV_TRANSPORT_IB => None,
-            ibv_transport_type::IBV_TRANSPORT_IWARP => {
-                Some("create queue pairs: iWARP connects through rdma_cm only, which gdrd does not speak")
-            }
-            _ => Some("create queue pairs: its transport has no RC queue pairs (EFA has SRD instead)"),
+            ibv_transport_type::IBV_TRANSPORT_IWARP => Some(IWARP_HAS_RDMA_CM_ONLY),
+            _ => Some(TRANSPORT_HAS_NO_RC),
         };
         let is_infiniband = no_queue_pairs.is_none();
         let capabilities = HcaCapabilities {
             queue_pair_types: if is_infiniband { vec![QueuePairType::Rc, QueuePairType::Ud] } else { Vec::new() },
+            no_queue_pairs,
             atomics: if is_infiniband { atomics(attr.atomic_cap) } else { AtomicScope::None },
             iova_honoured: is_infiniband || attr.vendor_id == VENDOR_AMAZON,
             dma_buf: true,
@@ -46,7 +45,7 @@ impl Facts {
             max_message_bytes: MAX_MESSAGE_BYTES,
         };
         let reads = ReadLimits { as_target: reads(attr.max_qp_rd_atom), as_initiator: reads(attr.max_qp_init_rd_atom) };
-        Self { capabilities, no_queue_pairs, ports: attr.phys_port_cnt, reads }
+        Self { capabilities, ports: attr.phys_port_cnt, reads }
     }
 }
 
@@ -100,7 +99,7 @@ mod tests {
     fn iwarp_has_no_queue_pairs_and_sets_its_own_iova() {
         let facts = Facts::new(&attr(), ibv_transport_type::IBV_TRANSPORT_IWARP);
         assert!(facts.capabilities.queue_pair_types.is_empty() && !facts.capabilities.iova_honoured);
-        assert!(facts.no_queue_pairs.is_some_and(|reason| reason.contains("rdma_cm")));
+        assert!(facts.capabilities.no_queue_pairs.is_some_and(|reason| reason.contains("rdma_cm")));
     }
 
     #[test]
@@ -108,7 +107,7 @@ mod tests {
         let attr = ibv_device_attr { vendor_id: VENDOR_AMAZON, ..attr() };
         let facts = Facts::new(&attr, ibv_transport_type::IBV_TRANSPORT_UNSPECIFIED);
         assert!(facts.capabilities.iova_honoured && facts.capabilities.queue_pair_types.is_empty());
-        assert!(facts.no_queue_pairs.is_some_and(|reason| reason.contains("EFA")));
+        assert!(facts.capabilities.no_queue_pairs.is_some_and(|reason| reason.contains("EFA")));
     }
 
     #[test]
@@ -118,6 +117,6 @@ mod tests {
         assert_eq!((facts.capabilities.max_work_requests, facts.capabilities.max_completions), (0, 0));
         assert_eq!((facts.reads.as_target, facts.capabilities.atomics), (0, AtomicScope::None));
         let unknown = Facts::new(&attr, -1);
-        assert!(unknown.no_queue_pairs.is_some());
+        assert!(unknown.capabilities.no_queue_pairs.is_some());
     }
 }

@@ -87,11 +87,6 @@ impl Context {
         &self.facts.capabilities
     }
 
-    /// Why queue pairs cannot be made here.
-    pub(crate) fn no_queue_pairs(&self) -> Option<&'static str> {
-        self.facts.no_queue_pairs
-    }
-
     pub(crate) fn ports(&self) -> u8 {
         self.facts.ports
     }

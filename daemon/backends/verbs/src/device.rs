@@ -149,7 +149,7 @@ fn query(library: &Library, context: NonNull<ibv_context>, name: &str) -> Result
 
 /// The longest inline payload with which the provider makes an RC queue pair.
 fn most_inline_bytes(context: &Arc<Context>) -> u32 {
-    if context.no_queue_pairs().is_some() {
+    if context.capabilities().no_queue_pairs.is_some() {
         return 0;
     }
     let takes = |inline_bytes: u32| -> Result<(), HcaError> {

@@ -112,13 +112,8 @@ pub(crate) fn create(
 fn check(domain: &DomainHandle, failed: Failed<'_>, config: &QueuePairConfig) -> Result<(), HcaError> {
     let context = domain.context();
     let capabilities = context.capabilities();
-    if let Some(reason) = context.no_queue_pairs() {
-        return Err(HcaError::Unsupported { hca: context.name().to_owned(), what: reason.to_owned() });
-    }
-    if !capabilities.queue_pair_types.contains(&config.qp_type) {
-        let what = format!("create {:?} queue pairs", config.qp_type);
-        return Err(HcaError::Unsupported { hca: context.name().to_owned(), what });
-    }
+    let unsupported = |what| HcaError::Unsupported { hca: context.name().to_owned(), what };
+    capabilities.check_queue_pair_type(config.qp_type).map_err(unsupported)?;
     for (what, value, most) in [
         ("send depth", config.send_depth, capabilities.max_work_requests),
         ("receive depth", config.recv_depth, capabilities.max_work_requests),

@@ -212,10 +212,10 @@ fn create_queue_pair(
     let device = &*device;
     let failed = |error: &gdrd_hal::HcaError| of_hca(index, error);
     let capabilities = device.capabilities();
-    if !capabilities.queue_pair_types.contains(&new.qp_type) {
-        let message = format!("{} has no queue pairs of type {:?}", device.name(), new.qp_type);
-        return Err(Failure { kind: FailureKind::Unsupported, hca: Some(index), message });
-    }
+    capabilities.check_queue_pair_type(new.qp_type).map_err(|what| {
+        let message = format!("{} cannot {what}", device.name());
+        Failure { kind: FailureKind::Unsupported, hca: Some(index), message }
+    })?;
     let geometry = Geometry::new(new.send_depth, new.recv_depth).map_err(|error| Failure {
         kind: FailureKind::Invalid,
         hca: Some(index),

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use gdrd_engine::{ErrorKind, QueuePairState, SessionEvent, Viewer};
+use gdrd_engine::{
+    AcquireRequest, ErrorKind, MemoryPlace, ProbeOutcome, QueuePairRequest, QueuePairState, QueuePairType,
+    SessionEvent, Viewer,
+};
 use gdrd_ring::{Operation, Source, Status};
+use gdrd_sim::{Provider, SimHca};
 
 use crate::wire::{Client, local, remote, wanted, write};
-use crate::world::{MIB, World, config, next, peer, read, request};
+use crate::world::{MIB, World, config, hca, next, peer, read, request};
 
 /// A tenant with 2 MiB on GPU0, and another with 2 MiB on GPU1, connected from mlx5_0 to mlx5_2.
 struct Pair {
@@ -276,4 +280,26 @@ fn depths_and_devices_out_of_range_are_refused() {
     near_gpu.gpu = "GPU1".to_owned();
     let (info, ..) = world.engine.create_queue_pair(session, near_gpu).wait().expect("a queue pair").keep();
     assert_eq!(&*info.hca, "mlx5_2");
+}
+
+#[test]
+fn providers_that_cannot_connect_refuse_queue_pairs_with_the_reason_and_lend_buffers_all_the_same() {
+    for (provider, reason) in [(Provider::Siw, "rdma_cm"), (Provider::Efa, "no RC")] {
+        let capabilities = provider.capabilities();
+        let hcas = (0..3).map(|index| SimHca { capabilities: capabilities.clone(), ..hca(index) });
+        let world = World::over(config(), hcas.collect());
+        let session = world.session(1);
+        for qp_type in [QueuePairType::Rc, QueuePairType::Ud] {
+            let wanted = QueuePairRequest { qp_type, ..wanted("mlx5_0") };
+            let refused = world.engine.create_queue_pair(session, wanted).wait().expect_err("it cannot");
+            assert_eq!((refused.reason(), refused.kind()), ("UNSUPPORTED", ErrorKind::Unavailable), "{refused}");
+            assert!(refused.to_string().contains(reason), "{refused}");
+        }
+        let near_gpu = request("GPU0", 2 * MIB);
+        let on_host = AcquireRequest { place: MemoryPlace::Host { near_gpu: Some("GPU0".to_owned()) }, ..near_gpu };
+        let (lease, _) = world.try_acquire(session, on_host).expect("host memory").keep();
+        assert!(lease.registrations.iter().all(|registration| !registration.access.remote_atomic));
+        let probed = world.engine.probe_again("", "mlx5_0").expect("known");
+        assert!(matches!(&probed[0].outcome, ProbeOutcome::NotTried(why) if why.contains(reason)), "{probed:?}");
+    }
 }

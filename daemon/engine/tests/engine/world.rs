@@ -98,7 +98,11 @@ impl World {
     }
 
     pub(crate) fn with(config: EngineConfig) -> Self {
-        let spec = SimSpec { gpus: vec![gpu(0), gpu(1)], hcas: vec![hca(0), hca(1), hca(2)] };
+        Self::over(config, vec![hca(0), hca(1), hca(2)])
+    }
+
+    pub(crate) fn over(config: EngineConfig, hcas: Vec<SimHca>) -> Self {
+        let spec = SimSpec { gpus: vec![gpu(0), gpu(1)], hcas };
         let sim = SimHost::with_options(spec, SimOptions::default()).expect("the host is sound");
         let hardware = Hardware {
             gpu_memory: Some(sim.gpu_memory()),
