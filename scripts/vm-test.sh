@@ -55,7 +55,7 @@ guest_run() {
 wanted=$*
 guest_run one-host tests/vm/run.sh "$image" 1 conformance,one_host
 guest_run two-hosts tests/vm/run.sh "$image" 2 two_hosts
-guest_run bad-wire tests/vm/run.sh "$image" 2 bad_wire
+VM_QUITS=2 guest_run bad-wire tests/vm/run.sh "$image" 2 bad_wire
 # shellcheck disable=SC2046  # words without blanks
 guest_run topology tests/vm/run.sh "$image" 1 topology $(tests/vm/pcie.sh)
 # shellcheck disable=SC2046

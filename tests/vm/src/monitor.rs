@@ -45,6 +45,14 @@ impl Monitor {
         self.try_command(command).unwrap_or_else(|refusal| unreachable!("{command}: {refusal}"));
     }
 
+    /// Gives a command that ends the emulator, and so has no answer.
+    ///
+    /// # Panics
+    /// When the port cannot be used.
+    pub fn last_command(&mut self, command: &str) {
+        self.port.write_all(format!("{command}\n").as_bytes()).expect("the monitor listens");
+    }
+
     /// Gives a command and awaits its end.
     ///
     /// # Errors
