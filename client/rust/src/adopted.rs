@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use gdrd_client_sys::Gpu;
 use gdrd_proto::v1;
 use gdrd_proto::v1::registrations_client::RegistrationsClient;
 use gdrd_shm::{Access, Segment};
@@ -12,6 +13,9 @@ use crate::finish::FinishOnDrop;
 use crate::registered::MemoryName;
 use crate::session::Session;
 
+/// The daemon's reason for memory that it does not have.
+const UNKNOWN: &str = "MEMORY_UNKNOWN";
+
 /// Memory to adopt.
 #[derive(Debug)]
 pub struct AdoptOptions {
@@ -19,20 +23,41 @@ pub struct AdoptOptions {
     other_mapping: Option<OwnedFd>,
     gpu: String,
     maps: bool,
+    /// Where memory of CUDA is in this process.
+    cuda_address: Option<u64>,
 }
 
 impl AdoptOptions {
     /// Host memory: a memfd made with MFD_ALLOW_SEALING. It is sealed against resizing, and mapped here.
     #[must_use]
     pub fn memfd(fd: OwnedFd) -> Self {
-        Self { fd, other_mapping: None, gpu: String::new(), maps: true }
+        Self { fd, other_mapping: None, gpu: String::new(), maps: true, cuda_address: None }
     }
 
     /// Memory of a GPU (name, UUID or BDF) by its dma-buf (`cuMemGetHandleForAddressRange`). Memory of cudaMalloc and
     /// cuMemCreate has one; managed memory and memory of cudaHostRegister have none.
     #[must_use]
     pub fn dma_buf(fd: OwnedFd, gpu: impl Into<String>) -> Self {
-        Self { fd, other_mapping: None, gpu: gpu.into(), maps: false }
+        Self { fd, other_mapping: None, gpu: gpu.into(), maps: false, cuda_address: None }
+    }
+
+    /// `len_bytes` of CUDA memory at `address`, exported here: of cuMemAlloc or cudaMalloc, or mapped by cuMemMap as a whole.
+    /// Both are multiples of the host's page size. See [`AdoptOptions::cuda_at`].
+    ///
+    /// # Errors
+    /// [`ClientError::Cuda`] for what has no dma-buf.
+    pub fn cuda(gpu: &Arc<Gpu>, address: u64, len_bytes: u64) -> Result<Self, ClientError> {
+        Ok(Self::dma_buf(gpu.export_dma_buf(address, len_bytes)?, gpu.uuid()).cuda_at(address))
+    }
+
+    /// The dma-buf is of one CUDA allocation that is at this address of this process: [`Session::registration`] and the caches
+    /// find ranges of it. Each hit asks the driver whether the same allocation is still there (`BUFFER_ID`), since nothing
+    /// tells of a free: memory that was freed is never found, and it is given up when that is seen. Still, disown what you
+    /// free: a range that is in use by a NIC while it is freed is beyond any check.
+    #[must_use]
+    pub fn cuda_at(mut self, address: u64) -> Self {
+        self.cuda_address = Some(address);
+        self
     }
 
     /// The same memory exported with its other kind of mapping (`CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`), for NICs
@@ -68,7 +93,8 @@ impl Session {
     ///
     /// # Errors
     /// [`ClientError::NotAdopted`] with the daemon's reason and the alternative, [`ClientError::Memory`] when a memfd
-    /// cannot be mapped, [`ClientError::SessionEnded`], [`ClientError::Deadline`], [`ClientError::Io`].
+    /// cannot be mapped, [`ClientError::Cuda`] and [`ClientError::InvalidArgument`] when there is no one allocation at the
+    /// address that was given, [`ClientError::SessionEnded`], [`ClientError::Deadline`], [`ClientError::Io`].
     pub async fn adopt(&self, options: AdoptOptions) -> Result<AdoptedMemory, ClientError> {
         let mut adopted = self.adopt_all(vec![options]).await?;
         adopted.pop().ok_or_else(|| ClientError::protocol("no memory was adopted"))
@@ -96,6 +122,8 @@ impl Session {
             for (memory, options) in memories.iter_mut().zip(options) {
                 if options.maps {
                     memory.map(options.fd)?;
+                } else if let Some(address) = options.cuda_address {
+                    session.add_cuda(address, memory.size_bytes, memory.name())?;
                 }
             }
             Ok(memories)
@@ -144,7 +172,8 @@ impl AdoptedMemory {
     }
 
     /// Lets [`Session::registration`] and the caches find ranges of device memory by where it is mapped in this process.
-    /// From there on the memory must not be unmapped before this value is dropped or disowned.
+    /// From there on the memory must not be unmapped before this value is dropped or disowned: nobody checks, so use
+    /// [`AdoptOptions::cuda_at`] for memory of CUDA.
     pub fn is_mapped_at(&self, address: u64) {
         self.session.mappings().add(address, self.size_bytes, MemoryName::Adopted(self.id));
     }
@@ -163,7 +192,11 @@ impl AdoptedMemory {
         self.session.mappings().forget(self.name());
         let request = self.session.request(v1::DisownRequest { memory_id: self.id });
         let answer = RegistrationsClient::new(self.session.channel()).disown(request).await;
-        answer.map_err(|status| self.session.error("Registrations.Disown", status))?;
+        match answer.map_err(|status| self.session.error("Registrations.Disown", status)) {
+            // Given up before, when it was seen that the memory had been freed.
+            Err(error) if error.reason() == Some(UNKNOWN) => {}
+            answer => drop(answer?),
+        }
         self.owned = false;
         Ok(())
     }

@@ -47,12 +47,12 @@ pub use adopted::{AdoptOptions, AdoptedMemory};
 pub use buffer::{Buffer, MemoryKind, Registration};
 pub use client::{Client, ClientOptions};
 pub use error::ClientError;
-pub use gdrd_client_sys::{BounceBuffer, CudaError, Gpu, Mapping, Stream};
+pub use gdrd_client_sys::{Allocation, BounceBuffer, CudaError, Gpu, Mapping, Stream, buffer_id};
 pub use gdrd_ring::{
     Completion, CompletionOpcode, InlineData, LocalSpan, Operation, RefusalReason, RemoteSpan, Source, Status,
     Submission, SubmissionFlags,
 };
-pub use hits::{EntryId, Hit, HitCache, Inserted, NotInserted, Region};
+pub use hits::{EntryId, Hit, HitCache, Identify, Inserted, NotInserted, Region};
 pub use leases::LeaseWatch;
 pub use options::{AcquireOptions, QueuePairOptions};
 pub use queue_pair::{Endpoint, QueuePair};

@@ -1,6 +1,7 @@
 //! A GPU of this process, its context, and order with its streams.
 
 use std::ffi::{c_int, c_uint};
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use crate::mapping::as_len;
@@ -9,6 +10,8 @@ use crate::{CudaError, Mapping};
 
 /// Flags of cuEventCreate: waiting sleeps, no times are kept (`CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`).
 const EVENT_FLAGS: c_uint = 1 | 2;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`, cuda.h.
+const DMA_BUF_FD: c_uint = 1;
 /// `CU_CTX_SYNC_MEMOPS`, cuda.h (CUDA 12.1).
 const CTX_SYNC_MEMOPS: c_uint = 0x80;
 
@@ -102,6 +105,23 @@ impl Gpu {
         // SAFETY: both ranges were checked and are mapped for the call, which waits for the copy below.
         self.driver.check("cuMemcpyDtoD", unsafe { (self.driver.memcpy_device)(to, from, len) })?;
         self.synchronize()
+    }
+
+    /// A dma-buf of device memory of this process, a new one at each call: memory of cuMemAlloc and cudaMalloc, or a range
+    /// that is mapped as a whole. Address and length are multiples of the host's page size.
+    ///
+    /// # Errors
+    /// `Driver`, also for an address that is not of such memory.
+    pub fn export_dma_buf(&self, address: u64, len_bytes: u64) -> Result<OwnedFd, CudaError> {
+        let len = as_len(len_bytes)?;
+        let _current = self.enter()?;
+        let mut fd: c_int = -1;
+        // SAFETY: for this handle type the result is an int (cuda.h), and `fd` is valid for a write for the call. The driver
+        // looks the range up, and refuses one that is not there.
+        let code = unsafe { (self.driver.mem_range_handle)(&raw mut fd, address, len, DMA_BUF_FD, 0) };
+        self.driver.check("cuMemGetHandleForAddressRange", code)?;
+        // SAFETY: the driver opened it for the caller, who owns it from here on.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// Waits for all that this process queued on it, with its context current.

@@ -6,9 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use libloading::Library;
 
-use crate::mapping::as_len;
 use crate::table::Address;
-use crate::{CudaError, Gpu};
+use crate::{Allocation, CudaError, Gpu};
 
 /// `CU_IPC_HANDLE_SIZE`, cuda.h.
 const HANDLE_BYTES: usize = 64;
@@ -22,8 +21,6 @@ struct IpcHandle([u8; HANDLE_BYTES]);
 
 #[derive(Debug)]
 struct Table {
-    mem_alloc: unsafe extern "C" fn(*mut Address, usize) -> c_uint,
-    mem_free: unsafe extern "C" fn(Address) -> c_uint,
     get_handle: unsafe extern "C" fn(*mut IpcHandle, Address) -> c_uint,
     open_handle: unsafe extern "C" fn(*mut Address, IpcHandle, c_uint) -> c_uint,
     close_handle: unsafe extern "C" fn(Address) -> c_uint,
@@ -50,8 +47,6 @@ impl Table {
             }};
         }
         Ok(Self {
-            mem_alloc: symbol!(b"cuMemAlloc_v2"),
-            mem_free: symbol!(b"cuMemFree_v2"),
             get_handle: symbol!(b"cuIpcGetMemHandle"),
             open_handle: symbol!(b"cuIpcOpenMemHandle_v2"),
             close_handle: symbol!(b"cuIpcCloseMemHandle"),
@@ -59,47 +54,18 @@ impl Table {
     }
 }
 
-/// Memory of this process that others can open.
-#[derive(Debug)]
-pub struct IpcMemory {
-    gpu: Arc<Gpu>,
-    start: Address,
-}
-
-impl IpcMemory {
-    /// Allocates. Not zeroed.
-    ///
-    /// # Errors
-    /// `Absent`, `Driver`.
-    pub fn allocate(gpu: &Arc<Gpu>, len_bytes: u64) -> Result<Self, CudaError> {
-        let (table, len) = (Table::get()?, as_len(len_bytes)?);
-        let _current = gpu.enter()?;
-        let mut start = 0;
-        // SAFETY: `start` is valid for a write for the call, and a context is current.
-        gpu.driver.check("cuMemAlloc", unsafe { (table.mem_alloc)(&raw mut start, len) })?;
-        Ok(Self { gpu: Arc::clone(gpu), start })
-    }
-
-    /// What another process opens it by, as text.
-    ///
-    /// # Errors
-    /// `Driver`.
-    pub fn handle(&self) -> Result<String, CudaError> {
-        let table = Table::get()?;
-        let _current = self.gpu.enter()?;
-        let mut handle = IpcHandle([0; HANDLE_BYTES]);
-        // SAFETY: `handle` is valid for a write for the call, and the address is the start of a live allocation.
-        self.gpu.driver.check("cuIpcGetMemHandle", unsafe { (table.get_handle)(&raw mut handle, self.start) })?;
-        Ok(handle.0.iter().map(|byte| format!("{byte:02x}")).collect())
-    }
-}
-
-impl Drop for IpcMemory {
-    fn drop(&mut self) {
-        let (Ok(table), Ok(_current)) = (Table::get(), self.gpu.enter()) else { return };
-        // SAFETY: it was allocated once by `allocate` and is freed once.
-        let _ = unsafe { (table.mem_free)(self.start) };
-    }
+/// What another process opens memory of cuMemAlloc by, as text.
+///
+/// # Errors
+/// `Absent`, `Driver`.
+pub fn handle(memory: &Allocation) -> Result<String, CudaError> {
+    let (table, gpu) = (Table::get()?, memory.gpu());
+    let _current = gpu.enter()?;
+    let mut handle = IpcHandle([0; HANDLE_BYTES]);
+    // SAFETY: `handle` is valid for a write for the call, and the address is the start of a live allocation.
+    let code = unsafe { (table.get_handle)(&raw mut handle, memory.device_address()) };
+    gpu.driver.check("cuIpcGetMemHandle", code)?;
+    Ok(handle.0.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Memory of another process, usable here until it is dropped.
@@ -110,7 +76,7 @@ pub struct OpenedIpc {
 }
 
 impl OpenedIpc {
-    /// Opens what [`IpcMemory::handle`] told in another process.
+    /// Opens what [`handle`] told in another process.
     ///
     /// # Errors
     /// `Driver`; `Absent` for a text that is no handle.

@@ -10,6 +10,7 @@
 //! Must not know: the daemon, its protocol, sessions.
 #![allow(unsafe_code)]
 
+mod allocation;
 mod bounce;
 mod gpu;
 #[cfg(feature = "ipc")]
@@ -17,6 +18,7 @@ pub mod ipc;
 mod mapping;
 mod table;
 
+pub use allocation::{Allocation, buffer_id};
 pub use bounce::BounceBuffer;
 pub use gpu::{Gpu, Stream};
 pub use mapping::Mapping;

@@ -14,8 +14,6 @@ const ALLOCATION_PINNED: c_uint = 1;
 const READ_WRITE: c_uint = 3;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, cuda.h.
 const POSIX_FILE_DESCRIPTOR: c_uint = 1;
-/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`, cuda.h.
-const DMA_BUF_FD: c_uint = 1;
 
 /// A handle of an allocation; released on drop, after which mappings and descriptors keep the memory.
 #[derive(Debug)]
@@ -225,15 +223,7 @@ impl Mapping {
     /// # Errors
     /// `Driver`.
     pub fn export_dma_buf(&self) -> Result<OwnedFd, CudaError> {
-        let _current = self.gpu.enter()?;
-        let driver = self.gpu.driver;
-        let mut fd: c_int = -1;
-        // SAFETY: for this handle type the result is an int (cuda.h), `fd` is valid for a write, and the range is mapped
-        // as a whole.
-        let code = unsafe { (driver.mem_range_handle)(&raw mut fd, self.range.start, self.range.len, DMA_BUF_FD, 0) };
-        driver.check("cuMemGetHandleForAddressRange", code)?;
-        // SAFETY: the driver opened it for the caller, who owns it from here on.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        self.gpu.export_dma_buf(self.range.start, self.len_bytes())
     }
 
     pub(crate) fn at(&self, offset: u64, len_bytes: u64) -> Result<Address, CudaError> {

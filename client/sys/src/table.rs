@@ -107,6 +107,9 @@ table! {
     memcpy_to_host = "cuMemcpyDtoH_v2"(*mut c_void, Address, usize);
     memcpy_to_device = "cuMemcpyHtoD_v2"(Address, *const c_void, usize);
     memcpy_device = "cuMemcpyDtoD_v2"(Address, Address, usize);
+    mem_alloc = "cuMemAlloc_v2"(*mut Address, usize);
+    mem_free = "cuMemFree_v2"(Address);
+    pointer_get_attribute = "cuPointerGetAttribute"(*mut c_void, c_uint, Address);
     mem_host_alloc = "cuMemHostAlloc"(*mut Opaque, usize, c_uint);
     mem_free_host = "cuMemFreeHost"(Opaque);
     memset_d8 = "cuMemsetD8_v2"(Address, u8, usize);

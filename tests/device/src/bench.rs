@@ -105,6 +105,11 @@ pub(crate) fn run(host: &Host) -> anyhow::Result<(String, Vec<(String, bool)>)> 
         "\nAn empty gRPC call to the same daemon takes {:.0} us p50: of an acquire, the rest is gdrd's.",
         empty.at(0.5)
     )?;
+    writeln!(
+        table,
+        "\nA hit in the client's cache of registrations of adopted memory asks whose the address is (BUFFER_ID): {:.0} ns.",
+        crate::identity::cost_ns(&host.own)?
+    )?;
     let growth = flat.iter().copied().fold(0.0, f64::max) / flat.iter().copied().fold(f64::MAX, f64::min);
     verdicts
         .push((format!("warm time grows by {growth:.2} up to 1 GiB, {MOST_GROWTH} allowed"), growth <= MOST_GROWTH));

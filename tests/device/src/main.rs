@@ -13,6 +13,7 @@ mod bench;
 mod conformance;
 mod daemon;
 mod host;
+mod identity;
 mod leases;
 mod pairs;
 mod peers;
@@ -114,6 +115,7 @@ fn all(options: &Options) -> anyhow::Result<(u32, u32)> {
     checks.extend(workers::checks());
     checks.extend(conformance::checks());
     checks.extend(leases::checks());
+    checks.extend(identity::checks());
     checks.extend(restart::checks());
     checks.extend(all_gpus::checks());
     checks.extend(pairs::checks(&host));

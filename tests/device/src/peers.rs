@@ -13,7 +13,7 @@ use gdrd_client::{
     Status, Stream,
 };
 
-use gdrd_client_sys::ipc::IpcMemory;
+use gdrd_client_sys::{Allocation, ipc};
 
 use crate::daemon::{runtime, session};
 
@@ -35,6 +35,7 @@ pub(crate) fn run(arguments: &[String]) -> anyhow::Result<()> {
             "holder" => hold(folder, gpu, bytes).await,
             "sender" => send(folder, gpu, bytes).await,
             "receiver" => receive(folder, gpu, bytes).await,
+            "freer" => crate::identity::look_up_freed(folder, gpu, bytes).await,
             "mapper" => crate::pairs::use_from(folder, gpu, bytes).await,
             role => bail!("no role {role}"),
         }
@@ -89,8 +90,8 @@ fn make_ipc(gpu: &str, bytes: u64) -> anyhow::Result<()> {
     let mut kept = Vec::new();
     say("ready")?;
     while hear()? == "make" {
-        let made = IpcMemory::allocate(&gpu, bytes)?;
-        say(&made.handle()?)?;
+        let made = Allocation::new(&gpu, bytes)?;
+        say(&ipc::handle(&made)?)?;
         hear()?;
         kept.push(made);
     }

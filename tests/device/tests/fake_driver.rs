@@ -121,6 +121,33 @@ fn drains_and_killed_workers_give_all_memory_back() {
 }
 
 #[test]
+fn memory_that_was_freed_is_told_from_what_is_at_its_address_next() {
+    two_switched().check(&["memory of cuMemAlloc", "memory of cuMemCreate", "seen to be, and comes back"]);
+}
+
+#[tokio::test]
+async fn adopted_memory_that_was_freed_is_no_hit_and_gives_way_to_what_is_there_now() {
+    // openucx/ucx#4269 and #5910, ofiwg/libfabric#8081.
+    let machine = two_switched();
+    let daemon = machine.daemon("");
+    let client = daemon.connect().await;
+    let gpu = client.topology().await.expect("a topology").plan.expect("a plan").gpus.remove(0).uuid.expect("a uuid");
+    let output = machine
+        .command(env!("CARGO_BIN_EXE_gdrd-device-test"))
+        .args(["peer", "freer"])
+        .arg(daemon.folder.path().join("run"))
+        .args([&gpu, &(4_u64 << 20).to_string()])
+        .output()
+        .expect("it runs");
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{told}{}", String::from_utf8_lossy(&output.stderr));
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines[..3], ["hit", "miss", "miss"], "as it is, freed, and used again");
+    assert!(lines[3].contains("was freed; adopt what is there now"), "{}", lines[3]);
+    assert_eq!(lines[4..], ["hit", "done"]);
+}
+
+#[test]
 fn leases_on_all_gpus_are_accounted_for_and_survive_what_is_killed() {
     two_switched().check(&[
         "adds up to what",

@@ -30,13 +30,15 @@ struct properties {
 struct access { struct location location; unsigned flags; };
 
 struct handle { int fd; int gpu; uint64_t len; };
-struct range { uint64_t start, len; int gpu; int fd; unsigned open_to; };
+struct range { uint64_t start, len; int gpu; int fd; unsigned open_to; uint64_t id; };
 struct context { int device; int memory; int retained; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range ranges[MAX_RANGES];
 static struct context contexts[MAX_GPUS];
 static int visible[MAX_GPUS], visible_count;
+/* Number of the allocation mapped last, and where memory was freed last: a driver gives that address again. */
+static uint64_t last_id, freed_at, freed_len;
 static __thread struct context *stack[MAX_STACK];
 static __thread int depth;
 
@@ -214,14 +216,17 @@ static struct range *range_at(uint64_t address, uint64_t len) {
 }
 
 int cuMemAddressReserve(uint64_t *start, size_t len, size_t alignment, uint64_t wish, unsigned long long flags) {
-    (void)alignment, (void)wish, (void)flags;
-    void *memory = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    (void)alignment, (void)flags;
+    int fixed = wish ? MAP_FIXED_NOREPLACE : 0;
+    void *memory = mmap((void *)wish, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
+    if (memory == MAP_FAILED && wish)
+        memory = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return OUT_OF_MEMORY;
     int result = OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
     for (int at = 0; at < MAX_RANGES && result; at++)
         if (!ranges[at].len) {
-            ranges[at] = (struct range){(uint64_t)memory, len, -1, -1, 0};
+            ranges[at] = (struct range){(uint64_t)memory, len, -1, -1, 0, 0};
             *start = (uint64_t)memory;
             result = OK;
         }
@@ -245,6 +250,7 @@ int cuMemMap(uint64_t start, size_t len, size_t offset, struct handle *handle, u
     struct range *range = range_at(start, len);
     if (range) {
         range->gpu = handle->gpu;
+        range->id = ++last_id;
         /* As the driver's mappings do, it keeps the memory of a released handle. */
         range->fd = fcntl(handle->fd, F_DUPFD_CLOEXEC, 0);
     }
@@ -256,7 +262,7 @@ int cuMemUnmap(uint64_t start, size_t len) {
     pthread_mutex_lock(&lock);
     struct range *range = range_at(start, len);
     if (range && range->fd >= 0) close(range->fd);
-    if (range) range->fd = range->gpu = -1;
+    if (range) range->fd = range->gpu = -1, range->id = 0;
     pthread_mutex_unlock(&lock);
     void *at = mmap((void *)start, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
     return range && at != MAP_FAILED ? OK : INVALID;
@@ -289,9 +295,43 @@ int cuMemGetHandleForAddressRange(int *fd, uint64_t start, size_t len, unsigned 
     return *fd < 0 ? INVALID : OK;
 }
 
+int cuMemAlloc_v2(uint64_t *start, size_t len) {
+    int device = current();
+    if (device < 0) return INVALID_CONTEXT;
+    if (!len) return INVALID;
+    len = (len + GRANULARITY - 1) / GRANULARITY * GRANULARITY;
+    struct properties properties = {.location = {1, device}};
+    struct access access = {{1, device}, 3};
+    struct handle *handle = NULL;
+    int result = cuMemCreate(&handle, len, &properties, 0);
+    if (result) return result;
+    result = cuMemAddressReserve(start, len, 0, freed_len == len ? freed_at : 0, 0);
+    if (!result && !(result = cuMemMap(*start, len, 0, handle, 0))) result = cuMemSetAccess(*start, len, &access, 1);
+    cuMemRelease(handle);
+    return result;
+}
+
+int cuMemFree_v2(uint64_t start) {
+    pthread_mutex_lock(&lock);
+    struct range *range = range_at(start, 1);
+    uint64_t len = range && range->start == start ? range->len : 0;
+    pthread_mutex_unlock(&lock);
+    if (!len) return INVALID;
+    int result = cuMemUnmap(start, len);
+    if (!result) result = cuMemAddressFree(start, len);
+    freed_at = start, freed_len = len;
+    return result;
+}
+
+/* BUFFER_ID is asked for by 7; every other attribute that is asked for holds. */
 int cuPointerGetAttribute(void *value, unsigned attribute, uint64_t address) {
-    (void)attribute, (void)address;
-    *(unsigned *)value = 1;
+    pthread_mutex_lock(&lock);
+    struct range *range = range_at(address, 1);
+    uint64_t id = range ? range->id : 0;
+    pthread_mutex_unlock(&lock);
+    if (!id) return INVALID;
+    if (attribute == 7) *(uint64_t *)value = id;
+    else *(unsigned *)value = 1;
     return OK;
 }
 

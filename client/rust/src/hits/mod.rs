@@ -1,8 +1,8 @@
 //! The hit cache: from an address of this process to the registration that covers it, without a system call.
 //!
 //! Readers take no lock and write no cache line that another thread reads: they search under a sequence number, pin
-//! what they found on a line of their own, and check the number once more. Writers (insert, remove) take a lock. A
-//! removed entry that is pinned parts from the cache at once, so that nobody finds it again, and its payload is dropped
+//! what they found on a line of their own, and check the number once more. Writers (insert, remove) take a lock. Memory that
+//! can be freed behind the cache's back has an identity, which is asked for at each hit. A removed entry that is pinned parts from the cache at once, so that nobody finds it again, and its payload is dropped
 //! by the last [`Hit`] on it.
 //!
 //! Owner of state: the writers' half, under the lock, is the truth; readers see a copy of it in atomic words.
@@ -50,7 +50,13 @@ pub struct Region {
     pub generation: u64,
     /// Where the range starts in the slot's registration, bytes.
     pub slot_offset: u64,
+    /// Number of the allocation that the range is of, where [`HitCache::identified_by`] says how to ask for it: the region
+    /// is found only while that is what is at the address. 0 for memory whose end the caller tells.
+    pub identity: u64,
 }
+
+/// Number of the allocation that has an address now, never 0; `None` when none has.
+pub type Identify = fn(address: u64) -> Option<u64>;
 
 /// Registrations of one HCA and one set of rights, by address. Shared by threads. In a forked child it is empty: the
 /// session that the registrations belong to is the parent's.
@@ -62,6 +68,7 @@ pub struct HitCache<T> {
     pins: Pins<AtomicU64>,
     mark: ForkMark,
     page: Arc<GenerationReader>,
+    identify: Identify,
     writer: Mutex<Writer<T>>,
 }
 
@@ -84,12 +91,19 @@ impl<T> HitCache<T> {
             pins: Pins::new(Fence::best()),
             mark: ForkMark::new()?,
             page,
+            identify: |_| None,
             writer: Mutex::new(Writer::new(max_regions)),
         })
     }
 
+    /// How the identity of what is at an address is asked for; without it, no region that has one is found.
+    #[must_use]
+    pub fn identified_by(self, identify: Identify) -> Self {
+        Self { identify, ..self }
+    }
+
     /// The registration that covers `len_bytes` at `address`, pinned until the hit is dropped; `None` when there is
-    /// none, or the daemon has ended it. No system call, no lock, no allocation.
+    /// none, or the daemon has ended it, or its memory was freed. No system call, no lock, no allocation.
     #[must_use]
     #[inline]
     pub fn get(&self, address: u64, len_bytes: u64) -> Option<Hit<'_, T>> {
@@ -203,7 +217,22 @@ impl<T> fmt::Debug for Hit<'_, T> {
 impl<T> Hit<'_, T> {
     #[inline]
     fn if_current(self) -> Option<Self> {
-        (self.cache.page.current(self.record.slot) == Some(self.record.generation)).then_some(self)
+        if self.cache.page.current(self.record.slot) != Some(self.record.generation) {
+            return None;
+        }
+        if self.record.identity == 0 { Some(self) } else { self.if_same_memory() }
+    }
+
+    /// The hit, if its memory is what is at the address now; else its entry parts.
+    #[inline(never)]
+    fn if_same_memory(self) -> Option<Self> {
+        if (self.cache.identify)(self.address) == Some(self.record.identity) {
+            return Some(self);
+        }
+        let (cache, entry) = (self.cache, self.entry());
+        drop(self);
+        entry.into_iter().for_each(|entry| drop(cache.remove(entry)));
+        None
     }
 
     /// Slot of the registration.

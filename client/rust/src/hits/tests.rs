@@ -23,7 +23,7 @@ fn cache<T>(max_regions: u32) -> (HitCache<T>, GenerationWriter) {
 }
 
 fn region(address: u64, len_bytes: u64) -> Region {
-    Region { address, len_bytes, slot: 0, generation: 0, slot_offset: 0 }
+    Region { address, len_bytes, slot: 0, generation: 0, slot_offset: 0, identity: 0 }
 }
 
 #[test]
@@ -58,6 +58,36 @@ fn freed_and_used_again_an_address_is_a_miss() {
     assert_eq!(cache.get(0x1000, 16).unwrap().payload(), Some("second"));
     assert!(cache.remove(first).is_empty(), "an old name removes nothing new");
     assert_eq!(cache.len(), 1);
+}
+
+/// Number of the allocation that a test says is at every address.
+static ALLOCATION: AtomicU64 = AtomicU64::new(1);
+
+#[test]
+fn memory_that_was_freed_is_a_miss_whatever_is_at_its_address_now() {
+    // openucx/ucx#5910, ofiwg/libfabric#8081: nothing tells of cudaFree, so a hit asks whose the address is.
+    let (cache, _page) = cache(64);
+    let cache = cache.identified_by(|_| Some(ALLOCATION.load(Ordering::Relaxed)).filter(|id| *id != 0));
+    let payload = Arc::new(());
+    for start in (0x1000..0x20_000).step_by(0x1000) {
+        let identity = u64::from(start != 0x2000);
+        let _ = cache.insert(Region { identity, ..region(start, 0x1000) }, Arc::clone(&payload)).unwrap();
+    }
+    let entries = cache.len();
+    let held = cache.get(0x1000, 1).unwrap();
+    ALLOCATION.store(2, Ordering::Relaxed);
+    assert!(cache.get(0x1000, 1).is_none() && cache.get(0x8000, 16).is_none(), "another allocation is there");
+    assert_eq!(cache.len(), entries - 2, "what was asked for in vain parts");
+    assert_eq!(Arc::strong_count(&payload), entries, "all but the one that is not held");
+    drop(held);
+    assert_eq!(Arc::strong_count(&payload), entries - 1);
+    assert!(cache.get(0x2000, 0x1000).is_some(), "memory whose end the caller tells is not asked about");
+    // The new one's region takes the place of the old one's, also where nobody has looked yet.
+    let newer = Region { identity: 2, slot: 7, ..region(0x9000, 0x800) };
+    assert_eq!(cache.insert(newer, Arc::new(())).unwrap().parted.len(), 1);
+    assert_eq!(cache.get(0x9000, 1).unwrap().slot(), 7);
+    ALLOCATION.store(0, Ordering::Relaxed);
+    assert!(cache.get(0x9000, 1).is_none(), "nothing is there");
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub(crate) struct Record {
     pub(crate) slot: u32,
     /// The writer's index of the entry.
     pub(crate) entry: u32,
+    /// Number of the allocation that it is of; 0 for memory that is not asked about.
+    pub(crate) identity: u64,
 }
 
 /// The words of a record but its start: half a cache line.
@@ -54,14 +56,15 @@ impl<W: Word> Leaf<W> {
         }
     }
 
-    /// The region with the greatest start up to `address`.
+    /// The region with the greatest start up to `address`. `identities` are those of its regions, if any has one.
     #[inline]
-    fn find(&self, address: u64) -> Option<Record> {
+    fn find(&self, address: u64, identities: Option<&Identities<W>>) -> Option<Record> {
         let at = last_up_to(&self.starts, address);
         let start = self.starts.get(at)?.load(Ordering::Relaxed);
         if start > address {
             return None;
         }
+        let identity = identities.and_then(|all| all.get(at)).map_or(0, |word| word.load(Ordering::Relaxed));
         let [len_bytes, generation, slot_offset, ids] = &self.shown.get(at)?.0;
         let [s0, s1, s2, s3, e0, e1, e2, e3] = ids.load(Ordering::Relaxed).to_le_bytes();
         Some(Record {
@@ -71,6 +74,7 @@ impl<W: Word> Leaf<W> {
             slot_offset: slot_offset.load(Ordering::Relaxed),
             slot: u32::from_le_bytes([s0, s1, s2, s3]),
             entry: u32::from_le_bytes([e0, e1, e2, e3]),
+            identity,
         })
     }
 
@@ -90,7 +94,36 @@ impl<W: Word> Leaf<W> {
     }
 }
 
-type Slab<W> = Box<[Leaf<W>]>;
+/// Numbers of the allocations of a leaf's regions.
+type Identities<W> = [W; LEAF];
+
+/// Leaves, made when the first is needed. The identities are apart, and made with the first region that has one: looking up
+/// memory that has none touches no more lines than before.
+#[derive(Debug)]
+struct Slab<W> {
+    leaves: OnceLock<Box<[Leaf<W>]>>,
+    identities: OnceLock<Box<[Identities<W>]>>,
+}
+
+impl<W: Word> Slab<W> {
+    fn new() -> Self {
+        Self { leaves: OnceLock::new(), identities: OnceLock::new() }
+    }
+
+    fn show(&self, at: usize, records: &[Record], from: usize, before: usize) {
+        let leaves = self.leaves.get_or_init(|| std::iter::repeat_with(Leaf::new).take(SLAB).collect());
+        if let Some(leaf) = leaves.get(at) {
+            leaf.show(records, from, before);
+        }
+        if self.identities.get().is_none() && records.iter().all(|record| record.identity == 0) {
+            return;
+        }
+        let none = || std::array::from_fn(|_| W::new(0));
+        let identities = self.identities.get_or_init(|| std::iter::repeat_with(none).take(SLAB).collect());
+        let places = identities.get(at).into_iter().flatten().zip(records);
+        places.for_each(|(word, record)| word.store(record.identity, Ordering::Relaxed));
+    }
+}
 
 /// Where in the root an address may be: the span of all leaves' starts, cut into equal parts.
 #[derive(Debug)]
@@ -115,7 +148,7 @@ pub(crate) struct Tree<W> {
     root_starts: Box<[W]>,
     /// Number of that leaf.
     root_leaves: Box<[W]>,
-    slabs: Box<[OnceLock<Slab<W>>]>,
+    slabs: Box<[Slab<W>]>,
 }
 
 impl<W: Word> Tree<W> {
@@ -128,7 +161,7 @@ impl<W: Word> Tree<W> {
             parts: words(2 * leaves.next_power_of_two() + 1, 0),
             root_starts: words(leaves, NOWHERE),
             root_leaves: words(leaves, 0),
-            slabs: std::iter::repeat_with(OnceLock::new).take(leaves.div_ceil(SLAB)).collect(),
+            slabs: std::iter::repeat_with(Slab::new).take(leaves.div_ceil(SLAB)).collect(),
         }
     }
 
@@ -144,7 +177,9 @@ impl<W: Word> Tree<W> {
         let high = index(self.parts.get(part + 1)?.load(Ordering::Relaxed));
         let starts = self.root_starts.get(low..=high).filter(|_| high < count)?;
         let leaf = index(self.root_leaves.get(low + last_up_to(starts, address))?.load(Ordering::Relaxed));
-        self.slabs.get(leaf / SLAB)?.get()?.get(leaf % SLAB)?.find(address)
+        let (slab, at) = (self.slabs.get(leaf / SLAB)?, leaf % SLAB);
+        let identities = slab.identities.get().and_then(|all| all.get(at));
+        slab.leaves.get()?.get(at)?.find(address, identities)
     }
 
     fn show_root(&self, order: &[usize], leaves: &[Vec<Record>]) {
@@ -177,9 +212,8 @@ impl<W: Word> Tree<W> {
     }
 
     fn show_leaf(&self, leaf: usize, records: &[Record], from: usize, before: usize) {
-        let new = || std::iter::repeat_with(Leaf::new).take(SLAB).collect();
-        if let Some(leaf) = self.slabs.get(leaf / SLAB).and_then(|slab| slab.get_or_init(new).get(leaf % SLAB)) {
-            leaf.show(records, from, before);
+        if let Some(slab) = self.slabs.get(leaf / SLAB) {
+            slab.show(leaf % SLAB, records, from, before);
         }
     }
 }

@@ -101,11 +101,13 @@ impl<T> Writer<T> {
         cache.sequence.begin_write();
         let covers = |record: &Record| record.start.saturating_add(record.len_bytes) >= end;
         while let Some(covering) = self.plain.find(region.address).filter(covers) {
-            if cache.page.current(covering.slot) == Some(covering.generation) {
+            let is_current = cache.page.current(covering.slot) == Some(covering.generation);
+            if is_current && covering.identity == region.identity {
                 cache.sequence.end_write();
                 return Err(NotInserted::Covered(payload));
             }
-            // Ended by the daemon: it gives way, and another that covers the region may show.
+            // Ended by the daemon, or of memory that was there before: it gives way, and another that covers the region
+            // may show.
             self.unlink(cache, covering.entry);
         }
         let entry = self.new_entry(region.address, payload);
@@ -128,6 +130,7 @@ impl<T> Writer<T> {
             slot_offset: region.slot_offset,
             slot: region.slot,
             entry: entry.index,
+            identity: region.identity,
         };
         self.plain.insert(&cache.tree, record);
         cache.sequence.end_write();

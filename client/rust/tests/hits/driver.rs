@@ -1,5 +1,6 @@
 //! A hit cache played from bytes: regions come and go, are looked up and held, and every answer is that of a plain list.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -22,6 +23,13 @@ pub(crate) struct Seen {
     pub(crate) held: u32,
     /// Regions that a newer generation ended.
     pub(crate) stale: u32,
+    /// Lookups that found a region whose memory was freed.
+    pub(crate) freed: u32,
+}
+
+thread_local! {
+    /// The one allocation that has every address.
+    static ALLOCATION: Cell<u64> = const { Cell::new(1) };
 }
 
 struct Listed {
@@ -38,6 +46,8 @@ pub(crate) fn drive(data: &[u8]) -> Seen {
     let page = GenerationWriter::create(SLOTS).expect("a page");
     let reader = GenerationReader::open(page.fd().try_clone_to_owned().expect("a descriptor")).expect("our page");
     let cache = HitCache::new(Arc::new(reader), MAX_REGIONS).expect("a cache");
+    let cache = cache.identified_by(|_| Some(ALLOCATION.get()));
+    ALLOCATION.set(1);
     let mut seen = Seen::default();
     let mut list: Vec<Listed> = Vec::new();
     let mut held: Vec<(Hit<'_, Rc<()>>, Rc<()>)> = Vec::new();
@@ -48,14 +58,22 @@ pub(crate) fn drive(data: &[u8]) -> Seen {
             0 | 1 => {
                 let slot = u32::from(c) % SLOTS;
                 let generation = page.current(slot).expect("a slot");
-                let region = Region { address, len_bytes, slot, generation, slot_offset: u64::from(b) };
+                // Half of all memory can be freed behind the cache's back.
+                let identity = if c < 128 { 0 } else { ALLOCATION.get() };
+                let region = Region { address, len_bytes, slot, generation, slot_offset: u64::from(b), identity };
                 insert(&cache, &page, &mut list, region, &mut seen);
             }
             2 => {
                 let hit = cache.get(address, len_bytes);
-                let expected = covering(&list, address, len_bytes).filter(|listed| is_current(&page, listed));
-                assert_eq!(hit.is_some(), expected.is_some(), "{address:#x} {len_bytes}");
-                if let (Some(hit), Some(listed)) = (hit, expected) {
+                let found = covering(&list, address, len_bytes).filter(|listed| is_current(&page, listed));
+                if let Some(freed) = found.filter(|listed| is_freed(listed)).map(|listed| listed.entry) {
+                    assert!(hit.is_none(), "memory that was freed is a hit");
+                    seen.freed += 1;
+                    list.retain(|listed| listed.entry != freed);
+                    continue;
+                }
+                assert_eq!(hit.is_some(), found.is_some(), "{address:#x} {len_bytes}");
+                if let (Some(hit), Some(listed)) = (hit, found) {
                     seen.hits += 1;
                     assert_eq!(hit.slot(), listed.region.slot);
                     assert_eq!(hit.offset(), listed.region.slot_offset + address - listed.region.address);
@@ -75,6 +93,7 @@ pub(crate) fn drive(data: &[u8]) -> Seen {
             5 if a % 8 == 0 => {
                 page.bump(u32::from(b) % SLOTS).expect("a slot");
             }
+            5 if a % 8 == 1 => ALLOCATION.set(ALLOCATION.get() + 1),
             5 => {
                 drop(cache.remove_within(address, len_bytes));
                 let end = address.saturating_add(len_bytes);
@@ -99,11 +118,11 @@ fn insert(cache: &HitCache<Rc<()>>, page: &GenerationWriter, list: &mut Vec<List
     let end = region.address + region.len_bytes;
     let mut covered = false;
     while let Some(listed) = covering(list, region.address, region.len_bytes).filter(|_| region.len_bytes > 0) {
-        covered = is_current(page, listed);
+        covered = is_current(page, listed) && listed.region.identity == region.identity;
         if covered {
             break;
         }
-        // Ended: it gives way.
+        // Ended, or of other memory: it gives way.
         seen.stale += 1;
         let entry = listed.entry;
         list.retain(|listed| listed.entry != entry);
@@ -135,4 +154,8 @@ fn covering(list: &[Listed], address: u64, len_bytes: u64) -> Option<&Listed> {
 
 fn is_current(page: &GenerationWriter, listed: &Listed) -> bool {
     page.current(listed.region.slot) == Some(listed.region.generation)
+}
+
+fn is_freed(listed: &Listed) -> bool {
+    listed.region.identity != 0 && listed.region.identity != ALLOCATION.get()
 }

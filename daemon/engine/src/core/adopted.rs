@@ -79,11 +79,11 @@ impl Core {
 
     /// The client lets go of memory, or has freed it: whatever is registered of it ends, whoever holds it.
     pub(super) fn disown(&mut self, call: CallId, session: SessionId, id: MemoryId) {
-        let known = match self.session(session) {
-            Ok(session) => session.memories.contains(&id),
-            Err(error) => return self.answer(call, Err(error)),
-        };
-        let Some(adopted) = self.adopted.get_mut(&id).filter(|_| known) else {
+        if let Err(error) = self.session(session) {
+            return self.answer(call, Err(error));
+        }
+        // Memory that is ending already: a second one waits as well.
+        let Some(adopted) = self.adopted.get_mut(&id).filter(|adopted| adopted.session == session) else {
             return self.answer(call, Err(EngineError::UnknownMemory { memory: id.0 }));
         };
         adopted.waiters.push(call);

@@ -27,6 +27,7 @@ pub(crate) const ALL: &[Group] = &[
     read::LARGE,
     place::GROUP,
     cache_hits::GROUP,
+    cache_hits::IDENTIFIED,
     batch::GROUP,
     batch::LIST_GROUP,
 ];

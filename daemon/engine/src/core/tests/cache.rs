@@ -337,6 +337,21 @@ fn adopted_bytes_count_in_the_quota() {
 }
 
 #[test]
+fn memory_given_up_twice_is_gone_for_both_callers_at_once() {
+    // A client that saw that the memory was freed gives it up, and so does its owner.
+    let mut rig = rig();
+    let session = rig.session(1);
+    let memory = rig.adopt(session, MIB);
+    rig.register(session, memory, &[0..MIB]);
+    let calls = [disown(&mut rig, session, memory), disown(&mut rig, session, memory)];
+    assert_eq!(calls.map(|call| rig.answer(call)), [None, None], "an hca still reaches it");
+    rig.settle();
+    assert_eq!(calls.map(|call| rig.answer(call)), [Some(Ok(Answer::Done)), Some(Ok(Answer::Done))]);
+    let late = disown(&mut rig, session, memory);
+    assert_eq!(rig.refused(late), EngineError::UnknownMemory { memory: memory.0 });
+}
+
+#[test]
 fn another_tenants_memory_is_as_unknown_as_none() {
     let mut rig = rig();
     let (one, other) = (rig.session(1), rig.session(2));
