@@ -8,7 +8,7 @@ PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
 DESTDIR    ?=
 # Where the binaries to install come from.
-BUILD_DIR  ?= target/release
+BUILD_DIR  ?= $(or $(CARGO_TARGET_DIR),target)/release
 
 # systemd looks into these folders below /usr, /usr/local and /etc only; give them for another PREFIX.
 UNITDIR     := $(PREFIX)/lib/systemd/system

@@ -33,7 +33,7 @@ cargo build --release --locked --quiet -p gdrd -p gdrctl
 cargo build --release --locked --quiet -p gdrd-client --examples
 
 start_sim_daemon "$profile"
-PATH=$PWD/target/release:$PATH
+PATH=$release:$PATH
 
 say "the host (simulated: $profile; no GPU or NIC of this machine takes part)"
 gdrctl topo
@@ -45,12 +45,12 @@ say "two client processes move $((bytes >> 20)) MiB of random content from $from
 # The clients stay, with what they lease, until their stdin ends.
 mkfifo "$work/receiver.in" "$work/receiver.out" "$work/sender.in" "$work/sender.out"
 exec {hold_receiver}<>"$work/receiver.in" {hold_sender}<>"$work/sender.in"
-target/release/examples/receiver "$work/job.sock" "$to" "$bytes" <"$work/receiver.in" >"$work/receiver.out" \
+"$release"/examples/receiver "$work/job.sock" "$to" "$bytes" <"$work/receiver.in" >"$work/receiver.out" \
   {hold_receiver}>&- {hold_sender}>&- &
 receiver=$!
 exec {receiver_says}<"$work/receiver.out"
 expect "$receiver_says" leased receiver
-target/release/examples/sender "$work/job.sock" "$from" "$bytes" <"$work/sender.in" >"$work/sender.out" \
+"$release"/examples/sender "$work/job.sock" "$from" "$bytes" <"$work/sender.in" >"$work/sender.out" \
   {hold_receiver}>&- {hold_sender}>&- {receiver_says}<&- &
 sender=$!
 exec {sender_says}<"$work/sender.out"

@@ -17,4 +17,4 @@ name=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr '[:upp
 count=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 [ "$count" -eq 1 ] || name=$name-x$count
 mkdir -p docs/measured
-target/release/gdrd-device-test "$@" --measured "docs/measured/$name.md"
+"${CARGO_TARGET_DIR:-target}"/release/gdrd-device-test "$@" --measured "docs/measured/$name.md"

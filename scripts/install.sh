@@ -36,28 +36,30 @@ fish $PREFIX/share/fish/vendor_completions.d/gdrctl.fish
 LIST
 }
 
+# What is made here goes through a file: a program that fails inside of <(…) would install an empty one.
 install_written() {
-  local shell target written
-  written=$(mktemp -d)
+  local shell target
   "$BUILD_DIR/gdrctl" man "$written"
   "$BUILD_DIR/gdrd" man "$written"
   install -d "$dest$mandir/man1" "$dest$mandir/man8"
   install -m 0644 "$written"/*.1 "$dest$mandir/man1"
   install -m 0644 "$written"/*.8 "$dest$mandir/man8"
-  rm -r "$written"
   while read -r shell target; do
-    install -D -m 0644 <("$BUILD_DIR/gdrctl" completions "$shell") "$dest$target"
+    "$BUILD_DIR/gdrctl" completions "$shell" >"$written/completions"
+    install -D -m 0644 "$written/completions" "$dest$target"
   done < <(completions)
 }
 
 install_all() {
   local mode source target
+  written=$(mktemp -d)
+  trap 'rm -rf "$written"' EXIT
   while read -r mode source target; do
     if [[ $source == *.in ]]; then
-      install -D -m "$mode" <(fill_in "$source") "$dest$target"
-    else
-      install -D -m "$mode" "$source" "$dest$target"
+      fill_in "$source" >"$written/filled"
+      source=$written/filled
     fi
+    install -D -m "$mode" "$source" "$dest$target"
   done < <(files)
   install_written
   install_config

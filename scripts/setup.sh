@@ -43,7 +43,8 @@ libclang_folder() {
   local version folder
   for version in 14 15 13; do
     for folder in /usr/lib/llvm-$version/lib /usr/lib64/llvm$version/lib; do
-      if compgen -G "$folder/libclang*.so*" >/dev/null; then
+      # Not libclang-cpp, which stands there alone where only clang's own tools are installed.
+      if compgen -G "$folder/libclang.so*" >/dev/null || compgen -G "$folder/libclang-[0-9]*.so*" >/dev/null; then
         echo "$folder"
         return
       fi
@@ -55,9 +56,11 @@ wheel=$(realpath -m "${CARGO_TARGET_DIR:-target}")/libclang
 
 # libclang_package: a fitting one that apt knows.
 libclang_package() {
-  local version
+  local version policy
   for version in 14 15 13; do
-    if apt-cache policy "libclang-$version-dev" 2>/dev/null | grep -q '^ *Candidate: [0-9]'; then
+    # Not into a pipe: who stops reading first makes apt-cache fail, and `pipefail` the answer a matter of chance.
+    policy=$(apt-cache policy "libclang-$version-dev" 2>/dev/null) || return 1
+    if [[ $policy =~ Candidate:\ [0-9] ]]; then
       echo "libclang-$version-dev"
       return
     fi
@@ -67,13 +70,14 @@ libclang_package() {
 
 # want_libclang: from the distribution where it still has one, else from the Python package index.
 want_libclang() {
+  local package
   libclang_folder >/dev/null && return
   if command -v apt-get >/dev/null && ! libclang_package >/dev/null && may_install; then
     # A bare machine's lists are empty.
     update_lists
   fi
-  if libclang_package >/dev/null; then
-    missing+=("$(libclang_package)")
+  if package=$(libclang_package); then
+    missing+=("$package")
   else
     want 'python3,python3-venv' has_venv
     needs_wheel=1

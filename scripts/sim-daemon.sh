@@ -2,14 +2,16 @@
 # For other scripts to source: start_sim_daemon PROFILE starts a simulated gdrd of target/release in a folder of its own,
 # sets GDRD_RUNTIME_DIR, and has it stopped and its folder removed when the script ends, however it ends.
 
+release=$(realpath -m "${CARGO_TARGET_DIR:-target}")/release
+
 start_sim_daemon() {
   local profile=$1 tries=600
   work=$(mktemp -d)
   trap stop_sim_daemon EXIT
   export GDRD_RUNTIME_DIR=$work/run
-  target/release/gdrd --sim "$profile" --runtime-dir "$GDRD_RUNTIME_DIR" 2>"$work/gdrd.log" &
+  "$release"/gdrd --sim "$profile" --runtime-dir "$GDRD_RUNTIME_DIR" 2>"$work/gdrd.log" &
   daemon=$!
-  until target/release/gdrctl status >/dev/null 2>&1; do
+  until "$release"/gdrctl status >/dev/null 2>&1; do
     if ! kill -0 "$daemon" 2>/dev/null || ((tries-- == 0)); then
       echo "gdrd did not start:" >&2
       cat "$work/gdrd.log" >&2

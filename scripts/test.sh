@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.." || exit
 export CARGO_TERM_COLOR=never
 log_dir=${CARGO_TARGET_DIR:-target}/test-logs
 mkdir -p "$log_dir"
+rm -f "$log_dir"/*.log
 passed=0
 failed=0
 
@@ -44,5 +45,6 @@ if ((failed == 0)); then
 fi
 
 echo
+grep -h SKIPPED "$log_dir/vm.log" 2>/dev/null
 echo "$passed passed, $failed failed"
 ((failed == 0 && passed > 0))

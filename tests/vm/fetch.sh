@@ -25,15 +25,23 @@ esac
 # In 6.12 a device cannot be removed while a process has it open.
 next_suite=trixie-backports
 
-# mirror: the first Debian archive that the host's own apt uses, in either format of its files.
+# mirror: the archive that the host's own apt takes this Debian from, in either format of its files; there may be others
+# beside it, of drivers say.
 mirror() {
   local found
-  found=$(sed -n 's/^URIs: *\([^ ]*\).*/\1/p' /etc/apt/sources.list.d/*.sources 2>/dev/null | head -n 1)
-  if [[ -z $found ]]; then
-    found=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null |
-      sed -n 's/^deb \(\[[^]]*\] \)\?\([^ ]*\) .*/\2/p' | head -n 1)
-  fi
-  echo "$found"
+  found=$({
+    cat /etc/apt/sources.list.d/*.sources 2>/dev/null | awk -v suite="$VERSION_CODENAME" 'BEGIN { RS = ""; FS = "\n" } {
+      uri = ""; fits = 0
+      for (i = 1; i <= NF; i++) {
+        if ($i ~ /^URIs:/) { split($i, words, " "); uri = words[2] }
+        if ($i ~ /^Suites:/ && $i " " ~ " " suite " ") fits = 1
+      }
+      if (uri && fits) print uri
+    }'
+    cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null |
+      sed -n "s/^deb \(\[[^]]*\] *\)\?\([^ ]*\) *$VERSION_CODENAME .*/\2/p"
+  } | sed -n 1p)
+  echo "${found:-http://deb.debian.org/debian}"
 }
 
 # private_apt SUITE...: an empty list of installed packages gives the whole closure, and the host's lists stay as they
@@ -87,9 +95,10 @@ unpack_closure() {
 unpack_kernel() {
   local place=$1 suite=$2 version image abi packages
   private_apt "$suite"
-  version=$(apt-cache madison linux-image-amd64 | awk -F'|' '{ gsub(/ /, "", $2); print $2; exit }')
+  # Whoever reads from apt-cache reads to its end: `pipefail` would take its SIGPIPE for a failure.
+  version=$(apt-cache madison linux-image-amd64 | awk -F'|' 'NR == 1 { gsub(/ /, "", $2); print $2 }')
   image=$(apt-cache show "linux-image-amd64=$version" |
-    sed -n 's/^Depends:.*\(linux-image-[0-9][^ ,]*\).*/\1/p' | head -n 1)
+    sed -n 's/^Depends:.*\(linux-image-[0-9][^ ,]*\).*/\1/p' | sed -n 1p)
   abi=${image#linux-image-}
   packages=("$image=$version")
   if [[ $(apt-cache show "$image=$version") == *linux-binary-* ]]; then
