@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use gdrd_client_sys::Mapping;
-use gdrd_proto::v1;
 use gdrd_proto::v1::buffers_client::BuffersClient;
+use gdrd_proto::v1::{self, call};
 use gdrd_ring::LocalSpan;
 use gdrd_shm::{Access, Segment};
 use tonic::Response;
@@ -17,7 +17,7 @@ use crate::finish::FinishOnDrop;
 use crate::options::AcquireOptions;
 use crate::registered::MemoryName;
 use crate::remote::RemoteBuffer;
-use crate::session::{Expectation, Live, Session, Subject};
+use crate::session::{Lent, Live, Session};
 
 /// How the memory of a buffer is reached by its descriptor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,7 +135,7 @@ pub struct Buffer {
     /// What `memory` is for a CUDA GPU.
     pub(crate) device: OnceLock<Mapping>,
     held: bool,
-    live: Option<Live>,
+    live: Live,
 }
 
 impl Session {
@@ -147,15 +147,10 @@ impl Session {
     pub async fn acquire(&self, options: AcquireOptions) -> Result<Buffer, ClientError> {
         let session = self.clone();
         let call = async move {
-            let wanted = options.into_request();
+            let wanted = call::Call::Acquire(options.into_request());
             let acquire = |session: Session| {
-                let request = session.request(wanted.clone());
-                async move {
-                    let expected = session.expect_delivery();
-                    let answer = BuffersClient::new(session.channel()).acquire(request).await;
-                    let lease = answer.map_err(|status| session.error("Buffers.Acquire", status))?.into_inner();
-                    Buffer::receive(session, expected, lease).await
-                }
+                let wanted = wanted.clone();
+                async move { Ok(Buffer::new(session.call_for_lease("Buffers.Acquire", wanted).await?, session)) }
             };
             session.across_restarts(acquire).await
         };
@@ -171,11 +166,8 @@ impl Session {
         let session = self.clone();
         let call = async move {
             let open = |session: Session| async move {
-                let expected = session.expect_delivery();
-                let request = session.request(v1::OpenRequest { lease_id });
-                let answer = BuffersClient::new(session.channel()).open(request).await;
-                let lease = answer.map_err(|status| session.error("Buffers.Open", status))?.into_inner();
-                Buffer::receive(session, expected, lease).await
+                let wanted = call::Call::Open(v1::OpenRequest { lease_id });
+                Ok(Buffer::new(session.call_for_lease("Buffers.Open", wanted).await?, session))
             };
             session.across_restarts(open).await
         };
@@ -188,37 +180,31 @@ impl Session {
     /// [`ClientError::Refused`] for a lease that this session does not hold, and a stale generation.
     pub async fn release_lease(&self, lease_id: u64, generation: u64) -> Result<(), ClientError> {
         let release = |session: Session| async move {
-            let request = session.request(v1::ReleaseRequest { lease_id, generation });
-            let answer = BuffersClient::new(session.channel()).release(request).await;
-            answer.map(drop).map_err(|status| session.error("Buffers.Release", status))
+            let release = call::Call::Release(v1::ReleaseRequest { lease_id, generation });
+            session.call("Buffers.Release", release).await.map(drop)
         };
         self.ending(release).await
     }
 }
 
 impl Buffer {
-    /// The buffer of a reply. From here on it is held, and dropping it gives it back.
-    async fn receive(session: Session, expected: Expectation, lease: v1::Lease) -> Result<Self, ClientError> {
-        let mut buffer = Self {
+    /// The buffer of an answer. From here on it is held, and dropping it gives it back.
+    fn new(lent: Lent, session: Session) -> Self {
+        let (lease, memory, live) = lent.take();
+        Self {
             lease_id: lease.lease_id,
             size_bytes: lease.size_bytes,
             gpu_uuid: lease.gpu_uuid,
             label: lease.label,
             kind: MemoryKind::of(&lease.memory_kind),
             current: RwLock::new((lease.generation, registrations(lease.registrations))),
-            fd: Mutex::new(None),
+            fd: Mutex::new(Some(memory)),
             memory: OnceLock::new(),
             device: OnceLock::new(),
             held: true,
-            live: None,
+            live,
             session,
-        };
-        let subject = Subject::Lease(buffer.lease_id);
-        let (mut delivery, live) = buffer.session.claim(expected, lease.delivery_id, subject).await?;
-        buffer.live = Some(live);
-        let fd = delivery.take("memory").ok_or_else(|| ClientError::protocol("a buffer came without its memory fd"))?;
-        buffer.fd.lock().unwrap_or_else(PoisonError::into_inner).replace(fd);
-        Ok(buffer)
+        }
     }
 
     /// The lease's number.
@@ -405,9 +391,7 @@ impl Buffer {
             answer.map(drop).map_err(|status| session.error("Buffers.Detach", status))
         };
         self.session.across_restarts(detach).await?;
-        if let Some(live) = &self.live {
-            live.leave();
-        }
+        self.live.leave();
         self.held = false;
         Ok(())
     }

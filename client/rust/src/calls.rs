@@ -11,7 +11,7 @@ use tonic::{Code, Request, Status};
 use crate::error::ClientError;
 
 /// gRPC metadata key in which the daemon puts the stable reason of a refusal.
-const REASON_KEY: &str = "gdrd-reason";
+pub(crate) const REASON_KEY: &str = "gdrd-reason";
 
 /// A session's token, ready for the metadata. Its Debug form hides it.
 #[derive(Clone)]

@@ -155,6 +155,12 @@ impl ClientError {
         matches!(self, Self::NoDaemon { .. } | Self::Unreachable { .. })
     }
 
+    /// Whether a socket had no other end any more.
+    pub(crate) fn is_lost_socket(&self) -> bool {
+        use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+        matches!(self, Self::Io { source, .. } if matches!(source.kind(), BrokenPipe | ConnectionReset | NotConnected))
+    }
+
     pub(crate) fn protocol(what: impl Into<String>) -> Self {
         Self::Protocol { what: what.into() }
     }

@@ -24,7 +24,7 @@ use crate::queue_pair::{QueuePairGrant, QueuePairPage, QueuePairRequest};
 use crate::registration::{
     AdoptRequest, AdoptedMemory, RegisterRequest, RegisteredRange, RegistrationGrant, RegistrationPage,
 };
-use crate::runtime::{Answered, Runtime};
+use crate::runtime::{Answered, HeldBack, Runtime};
 use crate::session::{SessionOpened, SessionResumed, Viewer};
 use crate::stats::Stat;
 
@@ -211,6 +211,12 @@ impl Engine {
     ) -> Result<(), EngineError> {
         let receives = self.runtime().receives_on(session, lease);
         self.done(|call| Input::Release { call, session, lease, generation, receives })
+    }
+
+    /// Until this is dropped, what calls of this thread leave to be done in the background waits: let it go once their
+    /// answers are written, or the background competes with them.
+    pub fn hold_back(&self) -> HeldBack<'_> {
+        self.runtime().hold_back()
     }
 
     /// Lets a lease outlive its sessions by at most `ttl`.

@@ -56,5 +56,6 @@ pub use registration::{
     AdoptRequest, AdoptedKind, AdoptedMemory, MemoryRef, Merging, RangeRequest, RegisterRequest, RegisteredPart,
     RegisteredRange, RegistrationGrant, RegistrationPage,
 };
+pub use runtime::HeldBack;
 pub use session::{SessionEvent, SessionOpened, SessionResumed, Viewer};
 pub use stats::Stat;

@@ -8,6 +8,7 @@
 
 mod admission;
 mod grpc;
+mod leases;
 mod limits;
 pub mod peer;
 mod proofs;

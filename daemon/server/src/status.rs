@@ -35,6 +35,12 @@ pub(crate) fn status(code: Code, reason: &'static str, message: impl Into<String
     status
 }
 
+/// The reason of a status; empty where the transport made it.
+#[must_use]
+pub(crate) fn reason_of(status: &Status) -> &str {
+    status.metadata().get(REASON_KEY).and_then(|reason| reason.to_str().ok()).unwrap_or_default()
+}
+
 /// What a call answers with when the engine refuses. Our own bugs are logged, everything else is the caller's news.
 #[must_use]
 pub(crate) fn of_engine(refusal: &EngineError) -> Status {

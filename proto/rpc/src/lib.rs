@@ -8,8 +8,8 @@ pub const API_VERSION: u32 = 1;
 /// gRPC metadata key that carries the session token.
 pub const SESSION_TOKEN_KEY: &str = "gdrd-session-bin";
 
-/// Longest packet on the session socket, bytes.
-pub const MAX_SESSION_PACKET_BYTES: usize = 4096;
+/// Longest packet on the session socket, bytes: a lease with registrations on 64 HCAs of the longest names fits.
+pub const MAX_SESSION_PACKET_BYTES: usize = 8192;
 
 /// Encoded `FileDescriptorSet`, for reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

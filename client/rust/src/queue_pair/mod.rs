@@ -67,7 +67,7 @@ impl Session {
 
 impl QueuePair {
     async fn create(session: Session, wanted: v1::CreateQueuePairRequest) -> Result<Self, ClientError> {
-        let expected = session.expect_delivery();
+        let expected = session.expect_delivery().await?;
         let request = session.request(wanted);
         let answer = QueuePairsClient::new(session.channel()).create(request).await;
         let made = answer.map_err(|status| session.error("QueuePairs.Create", status))?.into_inner();

@@ -87,6 +87,17 @@ impl Deliveries {
         Expectation(self.clone())
     }
 
+    /// Whether a call may wait for a delivery.
+    pub(super) fn is_expected(&self) -> bool {
+        self.lock().expected > 0
+    }
+
+    /// Notes that this process has a handle of this.
+    pub(super) fn live(&self, subject: Subject) -> Live {
+        self.lock().live.entry(subject).or_default().0 += 1;
+        Live { deliveries: self.clone(), subject }
+    }
+
     /// Hands a delivery to its call, or keeps it for one that is still to ask.
     pub(super) fn arrive(&self, id: u64, delivery: Delivery) {
         let orphan = {
@@ -131,10 +142,12 @@ impl Deliveries {
 
     /// Gives back what calls that were given up had been lent, but what another handle of this process still uses.
     fn return_orphans(&self, orphans: impl IntoIterator<Item = Delivery>) {
-        for subject in orphans.into_iter().filter_map(|orphan| orphan.subject) {
-            if !self.lock().live.contains_key(&subject) {
-                (self.0.give_back)(subject);
-            }
+        orphans.into_iter().filter_map(|orphan| orphan.subject).for_each(|subject| self.give_back(subject));
+    }
+
+    fn give_back(&self, subject: Subject) {
+        if !self.lock().live.contains_key(&subject) {
+            (self.0.give_back)(subject);
         }
     }
 
@@ -182,8 +195,7 @@ impl Expectation {
             receiver
         };
         let delivery = waiting.await.ok()?;
-        self.0.lock().live.entry(subject).or_default().0 += 1;
-        Some((delivery, Live { deliveries: self.0.clone(), subject }))
+        Some((delivery, self.0.live(subject)))
     }
 }
 
@@ -211,6 +223,13 @@ impl Live {
         if let Subject::Lease(id) = self.subject {
             self.deliveries.lock().left.insert(id);
         }
+    }
+
+    /// The handle goes, and with the last one of this process what it is of.
+    pub(super) fn give_back(self) {
+        let (deliveries, subject) = (self.deliveries.clone(), self.subject);
+        drop(self);
+        deliveries.give_back(subject);
     }
 
     /// Why the queue pair failed, where the daemon said so.
@@ -283,6 +302,16 @@ mod tests {
         assert!(given_back.lock().unwrap().is_empty());
         drop(handle);
         assert!(deliveries.lock().live.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_handle_given_back_takes_the_lease_along_unless_there_is_another() {
+        let (deliveries, given_back) = deliveries();
+        let (first, second) = (deliveries.live(Subject::Lease(10)), deliveries.live(Subject::Lease(10)));
+        first.give_back();
+        assert!(given_back.lock().unwrap().is_empty());
+        second.give_back();
+        assert_eq!(*given_back.lock().unwrap(), [Subject::Lease(10)]);
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! A session: opened by a handshake on the session socket, kept by one task that reads it, ended with the socket.
 
 mod adopt;
+mod calls;
 mod deliveries;
 mod prove;
 mod questions;
@@ -21,6 +22,8 @@ use tokio::task::AbortHandle;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
+use calls::Calls;
+pub(crate) use calls::Lent;
 use deliveries::Deliveries;
 pub(crate) use deliveries::{Delivery, Expectation, Live, Subject};
 use questions::Questions;
@@ -68,6 +71,7 @@ struct Shared {
     page: Arc<GenerationReader>,
     mappings: Mappings,
     parting: Arc<Parting>,
+    calls: Arc<Calls>,
     deliveries: Deliveries,
     proofs: Questions<v1::GpusProven>,
     adoptions: Questions<v1::Adopted>,
@@ -104,6 +108,7 @@ impl Session {
         let token = Token::new(&welcome.token);
         let deliveries = deliveries_of(channel.clone(), token.clone(), context.clone());
         let (proofs, adoptions) = (Questions::default(), Questions::default());
+        let calls = Arc::new(Calls::new());
         let page = Arc::new(page);
         let mappings = Mappings::new(Arc::clone(&page))?;
         let parting = Parting::new(channel.clone(), token.clone(), context.clone(), Handle::current());
@@ -111,6 +116,7 @@ impl Session {
         let (resumed_sender, resumed) = watch::channel(0);
         let reader = Reader {
             socket: Arc::clone(&socket),
+            calls: Arc::clone(&calls),
             deliveries: deliveries.clone(),
             proofs: proofs.clone(),
             resumed: resumed_sender,
@@ -128,6 +134,7 @@ impl Session {
             page,
             mappings,
             parting,
+            calls,
             deliveries,
             proofs,
             adoptions,
@@ -220,8 +227,11 @@ impl Session {
         }
     }
 
-    pub(crate) fn expect_delivery(&self) -> Expectation {
-        self.0.deliveries.expect()
+    /// Before a gRPC call whose descriptors come as a delivery: for that the one before must be acknowledged.
+    pub(crate) async fn expect_delivery(&self) -> Result<Expectation, ClientError> {
+        let expected = self.0.deliveries.expect();
+        self.0.calls.flush_ack(&self.0.socket).await?;
+        Ok(expected)
     }
 
     /// Makes a call. Where the connection to the daemon breaks it is made again: at once, since the connection may have
@@ -375,6 +385,7 @@ fn check_versions(daemon: v1::Versions) -> Result<(), ClientError> {
 /// The task that reads the session socket to its end.
 struct Reader {
     socket: Arc<SessionSocket>,
+    calls: Arc<Calls>,
     deliveries: Deliveries,
     proofs: Questions<v1::GpusProven>,
     adoptions: Questions<v1::Adopted>,
@@ -393,6 +404,7 @@ impl Reader {
         };
         // First the reason, then the waiters, who look for it.
         end.send_replace(Some(ended));
+        self.calls.end();
         self.deliveries.end();
         self.proofs.end();
         self.adoptions.end();
@@ -408,6 +420,10 @@ impl Reader {
                 let id = delivery.delivery_id;
                 self.deliveries.arrive(id, Delivery::new(delivery, fds));
                 self.socket.send(client_message::Message::Ack(v1::Ack { delivery_id: id }), &[]).await?;
+                Ok(None)
+            }
+            daemon_message::Message::Answer(answer) => {
+                self.answered(answer, fds).await?;
                 Ok(None)
             }
             daemon_message::Message::GpusProven(proven) => {
@@ -440,6 +456,7 @@ impl Reader {
                 }
                 self.deliveries.resumed(leases.chain(queue_pairs));
                 if !resumed.more {
+                    self.calls.lose();
                     self.resumed.send_modify(|count| *count += 1);
                 }
                 Ok(None)
@@ -450,7 +467,7 @@ impl Reader {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::os::fd::{AsFd, OwnedFd};
     use std::time::Duration;
 
@@ -466,7 +483,7 @@ mod tests {
     }
 
     /// A session whose daemon is this test.
-    async fn opened() -> (Session, OwnedFd, GenerationWriter) {
+    pub(super) async fn opened() -> (Session, OwnedFd, GenerationWriter) {
         let (socket, daemon) = pair();
         let page = GenerationWriter::create(8).unwrap();
         daemon_send(&daemon, welcome(our_versions()), &[page.fd()]);
@@ -487,7 +504,7 @@ mod tests {
     #[tokio::test]
     async fn deliveries_are_acknowledged_and_claimed_by_their_number() {
         let (session, daemon, page) = opened().await;
-        let expected = session.expect_delivery();
+        let expected = session.expect_delivery().await.unwrap();
         let delivery = v1::Delivery { delivery_id: 9, kinds: vec!["memory".into()], subject: None };
         daemon_send(&daemon, daemon_message::Message::Delivery(delivery), &[page.fd()]);
         let (mut delivery, _live) = session.claim(expected, 9, Subject::Lease(1)).await.unwrap();
@@ -498,7 +515,7 @@ mod tests {
     #[tokio::test]
     async fn a_lost_daemon_is_an_end_and_every_waiting_call_says_so() {
         let (session, daemon, _page) = opened().await;
-        let expected = session.expect_delivery();
+        let expected = session.expect_delivery().await.unwrap();
         let (claimed, proven, ()) =
             tokio::join!(session.claim(expected, 1, Subject::Lease(1)), session.prove_gpus(&[]), async {
                 drop(daemon)

@@ -54,6 +54,16 @@ impl<A> Questions<A> {
         }
     }
 
+    /// Whether any waits for its answer.
+    pub(super) fn is_asked(&self) -> bool {
+        !self.lock().waiting.is_empty()
+    }
+
+    /// None of those that wait will be answered.
+    pub(super) fn lose(&self) {
+        self.lock().waiting.clear();
+    }
+
     /// No answer comes any more.
     pub(super) fn end(&self) {
         let mut state = self.lock();

@@ -6,7 +6,9 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex};
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use super::lock;
@@ -38,6 +40,34 @@ thread_local! {
     /// On a thread of the executor whose `Shared` is at this address: it will look for work when its task ends, so
     /// the first task that it adds there needs no other thread to be woken. 0 elsewhere, or once that is used.
     static WILL_LOOK: Cell<usize> = const { Cell::new(0) };
+
+    /// Address of the `Shared` for which this thread adds work without waking anybody; 0 for none.
+    static HELD_BACK: Cell<usize> = const { Cell::new(0) };
+}
+
+/// While it lives, what its thread adds to the executor stays where it is, unless some thread comes by; threads are woken
+/// for it when this is dropped.
+#[must_use = "it holds work back only while it lives"]
+pub struct HeldBack<'a> {
+    executor: &'a Executor,
+    before: usize,
+    /// It is about one thread.
+    _stays: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for HeldBack<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("HeldBack").finish_non_exhaustive()
+    }
+}
+
+impl Drop for HeldBack<'_> {
+    fn drop(&mut self) {
+        HELD_BACK.set(self.before);
+        if self.before != self.executor.shared.address() {
+            self.executor.wake();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -81,16 +111,37 @@ impl Executor {
             WILL_LOOK.set(0);
             return;
         }
+        if HELD_BACK.get() != self.shared.address() {
+            self.wake_for(queue, 1);
+        }
+    }
+
+    /// Holds back what this thread adds, so that an answer can be written before another thread competes with it.
+    pub(crate) fn hold_back(&self) -> HeldBack<'_> {
+        HeldBack { executor: self, before: HELD_BACK.replace(self.shared.address()), _stays: PhantomData }
+    }
+
+    /// Sees to it that what waits is worked on.
+    fn wake(&self) {
+        let queue = lock(&self.shared.queue);
+        let waiting = queue.tasks.len();
+        if waiting > 0 && !queue.stopping {
+            self.wake_for(queue, waiting);
+        }
+    }
+
+    /// One idle thread wakes the next where there is more for it; new threads are started for as many tasks.
+    fn wake_for(&self, mut queue: MutexGuard<'_, Queue>, tasks: usize) {
         if queue.idle > 0 {
             // After the lock, on which the woken thread would only wait.
             drop(queue);
-            self.shared.work.notify_one();
-        } else if queue.threads < self.most {
-            queue.threads += 1;
-            let index = queue.threads;
-            drop(queue);
-            self.start_thread(index);
+            return self.shared.work.notify_one();
         }
+        let first = queue.threads + 1;
+        let more = u32::try_from(tasks).unwrap_or(u32::MAX).min(self.most - queue.threads);
+        queue.threads += more;
+        drop(queue);
+        (first..first + more).for_each(|index| self.start_thread(index));
     }
 
     fn start_thread(&self, index: u32) {
@@ -231,6 +282,29 @@ mod tests {
             }
         });
         assert_eq!(told.iter().take(5).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        executor.stop(true);
+    }
+
+    #[test]
+    fn tasks_held_back_all_run_once_they_are_let_go() {
+        let executor = Executor::new(2, 2, Priority::Background);
+        let (tell, told) = channel();
+        for round in 0..2 {
+            let held_back = executor.hold_back();
+            let inner = executor.hold_back();
+            for index in 0..3 {
+                let tell = tell.clone();
+                executor.submit(Lane::Host, move || tell.send(index).unwrap());
+            }
+            if round == 0 {
+                assert!(told.try_recv().is_err(), "no thread runs yet, and none was started");
+            }
+            drop(inner);
+            drop(held_back);
+            let mut ran: Vec<_> = told.iter().take(3).collect();
+            ran.sort_unstable();
+            assert_eq!(ran, [0, 1, 2]);
+        }
         executor.stop(true);
     }
 

@@ -45,6 +45,7 @@ use crate::keep::Keeper;
 use crate::plan::HostPlan;
 
 use devices::Devices;
+pub use executor::HeldBack;
 use executor::{Executor, Lane, Priority};
 use hcas::Hcas;
 pub(crate) use host_memory::HostMemory;
@@ -173,6 +174,10 @@ impl Runtime {
         let call = self.next_call();
         let answer = self.apply(input(call), Some(call), Some(replier));
         (call, answer.map(|answer| self.answered(answer)))
+    }
+
+    pub(crate) fn hold_back(&self) -> HeldBack<'_> {
+        self.background.hold_back()
     }
 
     fn next_call(&self) -> CallId {

@@ -4,15 +4,13 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
-use gdrd_engine::{
-    AcquireRequest, Engine, Generation, LeaseEvent, LeaseEventKind, LeaseGrant, LeaseId, LeaseInfo, MemoryKind,
-    MemoryPlace, RegistrationInfo, SessionId,
-};
-use gdrd_proto::v1::{self, acquire_request, buffers_server, lease_event};
+use gdrd_engine::{Engine, Generation, LeaseEvent, LeaseEventKind, LeaseGrant, LeaseId, SessionId};
+use gdrd_proto::v1::{self, buffers_server, lease_event};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{caller, page};
+use crate::leases::{self, lease};
 use crate::session::{Parcel, Sessions};
 use crate::status::{bad_argument, of_engine};
 
@@ -31,7 +29,7 @@ impl Buffers {
         let (info, memory) = grant.keep();
         let parcel = Parcel::Memory { lease: info.id, memory };
         let delivery_id = self.sessions.deliver(session, parcel).map_err(|refusal| of_engine(&refusal))?;
-        Ok(Response::new(v1::Lease { delivery_id, ..lease(&info) }))
+        Ok(Response::new(v1::Lease { delivery_id, ..leases::lease(&info) }))
     }
 }
 
@@ -41,16 +39,13 @@ impl buffers_server::Buffers for Buffers {
 
     async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Result<Response<v1::Lease>, Status> {
         let session = caller::session(&self.engine, &request)?;
-        let wanted = acquire_request(request.into_inner())?;
-        let grant = self.engine.acquire(session, wanted).await.map_err(|refusal| of_engine(&refusal))?;
-        self.hand_over(session, grant)
+        let call = leases::acquire(&self.engine, session, request.into_inner())?;
+        self.hand_over(session, call.await.map_err(|refusal| of_engine(&refusal))?)
     }
 
     async fn open(&self, request: Request<v1::OpenRequest>) -> Result<Response<v1::Lease>, Status> {
         let session = caller::session(&self.engine, &request)?;
-        let lease = LeaseId(request.into_inner().lease_id);
-        let grant = self.engine.open(session, lease).map_err(|refusal| of_engine(&refusal))?;
-        self.hand_over(session, grant)
+        self.hand_over(session, leases::open(&self.engine, session, request.into_inner())?)
     }
 
     async fn get(&self, request: Request<v1::GetLeaseRequest>) -> Result<Response<v1::Lease>, Status> {
@@ -62,10 +57,7 @@ impl buffers_server::Buffers for Buffers {
 
     async fn release(&self, request: Request<v1::ReleaseRequest>) -> Result<Response<v1::ReleaseResponse>, Status> {
         let session = caller::session(&self.engine, &request)?;
-        let v1::ReleaseRequest { lease_id, generation } = request.into_inner();
-        let generation = (generation != 0).then_some(Generation(generation));
-        self.engine.release(session, LeaseId(lease_id), generation).map_err(|refusal| of_engine(&refusal))?;
-        Ok(Response::new(v1::ReleaseResponse {}))
+        leases::release(&self.engine, session, request.into_inner()).map(Response::new)
     }
 
     async fn detach(&self, request: Request<v1::DetachRequest>) -> Result<Response<v1::DetachResponse>, Status> {
@@ -101,71 +93,12 @@ impl buffers_server::Buffers for Buffers {
     }
 }
 
-fn acquire_request(request: v1::AcquireRequest) -> Result<AcquireRequest, Status> {
-    let v1::AcquireRequest { size_bytes, memory, hcas, signal, label } = request;
-    let place = match memory {
-        Some(acquire_request::Memory::Gpu(gpu)) if gpu.is_empty() => {
-            return Err(bad_argument("gpu is empty; name a GPU (GPU0), its UUID or its BDF"));
-        }
-        Some(acquire_request::Memory::Gpu(gpu)) => MemoryPlace::Gpu(gpu),
-        Some(acquire_request::Memory::Host(host)) => {
-            MemoryPlace::Host { near_gpu: (!host.near_gpu.is_empty()).then_some(host.near_gpu) }
-        }
-        None => return Err(bad_argument("memory is missing; name a gpu, or host for host memory")),
-    };
-    Ok(AcquireRequest { size_bytes, place, hcas, signal, label })
-}
-
-/// A lease on the wire, without a delivery.
-fn lease(info: &LeaseInfo) -> v1::Lease {
-    v1::Lease {
-        lease_id: info.id.0,
-        generation: info.generation.0,
-        size_bytes: info.size_bytes,
-        gpu_uuid: info.gpu.as_ref().map(|gpu| gpu.0.clone()).unwrap_or_default(),
-        registrations: info.registrations.iter().map(registration).collect(),
-        delivery_id: 0,
-        label: info.label.to_string(),
-        memory_kind: memory_kind(info.memory_kind).to_owned(),
-        holders: info.holders,
-        ttl: info.ttl.and_then(|ttl| ttl.try_into().ok()),
-        tenant: info.tenant.to_string(),
-    }
-}
-
 /// rkeys are for whom the lease was granted to; lists and watches show none, whatever the engine filled in.
 fn keyless(mut lease: v1::Lease) -> v1::Lease {
     for registration in &mut lease.registrations {
         registration.rkey = 0;
     }
     lease
-}
-
-pub(super) fn registration(info: &RegistrationInfo) -> v1::Registration {
-    let access = v1::Access {
-        local_write: info.access.local_write,
-        remote_write: info.access.remote_write,
-        remote_read: info.access.remote_read,
-        remote_atomic: info.access.remote_atomic,
-        relaxed_ordering: info.access.relaxed_ordering,
-    };
-    v1::Registration {
-        hca: info.hca.to_string(),
-        slot: info.slot.0,
-        generation: info.generation.0,
-        rkey: info.rkey.0,
-        iova: info.iova,
-        length_bytes: info.len_bytes,
-        access: Some(access),
-    }
-}
-
-fn memory_kind(kind: MemoryKind) -> &'static str {
-    match kind {
-        MemoryKind::Memfd => "memfd",
-        MemoryKind::CudaPosixFd => "cuda-posix-fd",
-        _ => "unknown",
-    }
 }
 
 fn lease_event(event: LeaseEvent) -> v1::LeaseEvent {

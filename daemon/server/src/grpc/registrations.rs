@@ -7,8 +7,8 @@ use gdrd_engine::{
 use gdrd_proto::v1::{self, registrations_server};
 use tonic::{Request, Response, Status};
 
-use super::buffers::registration;
 use super::{caller, page};
+use crate::leases::registration;
 use crate::status::{bad_argument, of_engine};
 
 /// Most registrations that one call ends.

@@ -36,6 +36,15 @@ pub(crate) enum Parcel {
         /// The fd.
         memory: OwnedFd,
     },
+    /// The answer to a call that lends a buffer, with the buffer's memory.
+    Lease {
+        /// The call.
+        request_id: u64,
+        /// The lease, its delivery's number still to be set.
+        lease: Box<v1::Lease>,
+        /// The fd.
+        memory: OwnedFd,
+    },
     /// A queue pair's ring.
     Ring {
         /// The queue pair.
@@ -56,6 +65,8 @@ pub(super) enum Incoming {
     ProveGpus { request_id: u64, fds: Vec<OwnedFd>, cut: bool },
     /// Memory to adopt. Its fds likewise.
     Adopt { adopt: v1::Adopt, fds: Vec<OwnedFd>, cut: bool },
+    /// A call.
+    Call(v1::Call),
 }
 
 /// The connection.
@@ -241,10 +252,32 @@ impl Channel {
                 packet::receive_plain(self.fd(), &mut buffer)?;
                 self.acknowledge(&mut outbox, ack.delivery_id).map(|()| None)
             }
+            client_message::Message::Call(call) => {
+                packet::receive_plain(self.fd(), &mut buffer)?;
+                if call.ack_delivery_id != 0 {
+                    self.acknowledge(&mut outbox, call.ack_delivery_id)?;
+                }
+                Ok(Some(Incoming::Call(call)))
+            }
             client_message::Message::Hello(hello) => {
                 packet::receive_plain(self.fd(), &mut buffer)?;
                 Ok(Some(Incoming::Hello(hello)))
             }
+        }
+    }
+
+    /// Drops calls that wait at the head of the socket: an earlier daemon's, whose clients make them again once they
+    /// are told that there is a new one.
+    pub(super) fn forget_calls(&self) {
+        let mut buffer: PacketBuffer = [0; MAX_SESSION_PACKET_BYTES];
+        let _outbox = self.outbox();
+        for _ in 0..packet::MAX_WAITING_PACKETS {
+            let Ok(seen) = packet::peek(self.fd(), &mut buffer) else { return };
+            if seen.fds_cut || !matches!(decode(&buffer, seen), Ok(client_message::Message::Call(_))) {
+                return;
+            }
+            // What it acknowledges is an earlier daemon's as well.
+            let _ = packet::receive_plain(self.fd(), &mut buffer);
         }
     }
 
@@ -282,7 +315,7 @@ impl Channel {
         if outbox.unacknowledged.is_some() {
             return;
         }
-        let Some((id, parcel)) = outbox.queue.pop_front() else { return };
+        let Some((id, mut parcel)) = outbox.queue.pop_front() else { return };
         match parcel.send(self.fd(), id) {
             Ok(()) => outbox.unacknowledged = Some(id),
             Err(error) => self.end_locked(outbox, end_of_send(error)),
@@ -291,19 +324,28 @@ impl Channel {
 }
 
 impl Parcel {
-    fn send(&self, socket: BorrowedFd<'_>, delivery_id: u64) -> io::Result<()> {
-        let (kinds, subject): (&[&str], _) = match self {
-            Self::Memory { lease, .. } => (&["memory"], v1::delivery::Subject::LeaseId(lease.0)),
-            Self::Ring { queue_pair, .. } => (&["ring", "doorbell"], v1::delivery::Subject::QueuePairId(queue_pair.0)),
-        };
-        let kinds = kinds.iter().map(|kind| (*kind).to_owned()).collect();
-        let delivery = v1::Delivery { delivery_id, kinds, subject: Some(subject) };
-        let message = v1::DaemonMessage { message: Some(daemon_message::Message::Delivery(delivery)) };
-        let packet = message.encode_to_vec();
+    fn send(&mut self, socket: BorrowedFd<'_>, delivery_id: u64) -> io::Result<()> {
+        let message = self.message(delivery_id);
+        let packet = v1::DaemonMessage { message: Some(message) }.encode_to_vec();
         match self {
-            Self::Memory { memory, .. } => packet::send(socket, &packet, &[memory]),
+            Self::Memory { memory, .. } | Self::Lease { memory, .. } => packet::send(socket, &packet, &[memory]),
             Self::Ring { ring, doorbell, .. } => packet::send(socket, &packet, &[ring, doorbell]),
         }
+    }
+
+    fn message(&mut self, delivery_id: u64) -> daemon_message::Message {
+        use v1::delivery::Subject;
+        let (kinds, subject): (&[&str], _) = match self {
+            Self::Memory { lease, .. } => (&["memory"], Subject::LeaseId(lease.0)),
+            Self::Ring { queue_pair, .. } => (&["ring", "doorbell"], Subject::QueuePairId(queue_pair.0)),
+            Self::Lease { request_id, lease, .. } => {
+                let lease = v1::Lease { delivery_id, ..std::mem::take(&mut **lease) };
+                let (request_id, answer) = (*request_id, Some(v1::answer::Answer::Lease(lease)));
+                return daemon_message::Message::Answer(v1::Answer { request_id, answer });
+            }
+        };
+        let kinds = kinds.iter().map(|kind| (*kind).to_owned()).collect();
+        daemon_message::Message::Delivery(v1::Delivery { delivery_id, kinds, subject: Some(subject) })
     }
 }
 

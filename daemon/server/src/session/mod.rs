@@ -2,9 +2,10 @@
 //!
 //! Role: accepts connections, shakes hands, and keeps one task a session until its socket, its process, the engine or
 //! the daemon ends it. Owns the table session -> channel that gRPC calls deliver through. What a session may do is
-//! the engine's to say. Must not know: leases, gRPC.
+//! the engine's to say, and how a call is put to it `leases`'. Must not know: gRPC.
 
 mod adoption;
+mod calls;
 mod channel;
 mod goodbye;
 mod listener;

@@ -18,7 +18,7 @@ use rustix::net::{
 pub(super) const MAX_PACKET_FDS: usize = 32;
 
 /// More packets than a socket's buffer holds with the defaults of Linux: 208 KiB, each packet charged 512 bytes at least.
-const MAX_WAITING_PACKETS: usize = 512;
+pub(super) const MAX_WAITING_PACKETS: usize = 512;
 
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_PACKET_FDS));
 

@@ -10,6 +10,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::{debug, info};
 
+use super::calls::Calls;
 use super::channel::{Channel, Incoming};
 use super::goodbye::SessionEnd;
 use super::listener::Shared;
@@ -36,7 +37,7 @@ pub(super) async fn serve(channel: Channel, shared: &Shared) {
     channel.goodbye(&end);
 }
 
-/// Ids of one message to a client: the longest take 10 bytes each, and a packet 4 KiB.
+/// Ids of one message to a client: the longest take 10 bytes each, and a packet takes 8 KiB.
 const IDS_PER_MESSAGE: usize = 256;
 
 /// Goes on with a session of an earlier daemon, if its client is still who it was.
@@ -49,6 +50,7 @@ pub(super) async fn resume(channel: Arc<Channel>, shared: &Shared, resumed: &mut
     let end = match taken_up {
         Ok(mut peer) => {
             info!(session = %open.id, uid = peer.credentials.uid, pid = peer.credentials.pid, "session goes on");
+            channel.forget_calls();
             tell_resumed(&channel, resumed);
             let (_, nothing) = futures_channel::mpsc::channel(0);
             let events = std::mem::replace(&mut resumed.events, nothing);
@@ -94,6 +96,7 @@ async fn open(channel: &Arc<Channel>, shared: &Shared) -> Result<(Open, Events, 
             close_apart(fds);
             return Err(SessionEnd::Protocol("the first message must be Hello"));
         }
+        Incoming::Call(_) => return Err(SessionEnd::Protocol("the first message must be Hello")),
     };
     let versions = hello.versions.ok_or(SessionEnd::Protocol("Hello names no versions"))?;
     version::check(&versions).map_err(SessionEnd::Version)?;
@@ -138,6 +141,7 @@ async fn live(
         Ok(pidfd) => pidfd,
         Err(error) => return error.into(),
     };
+    let mut calls = Calls::new(shared.engine.clone(), session.id);
     loop {
         tokio::select! {
             () = shared.stop.cancelled() => return SessionEnd::ShuttingDown,
@@ -152,7 +156,9 @@ async fn live(
                 Some(_) => {}
                 None => return gdrd_engine::EngineError::SessionEnded.into(),
             },
+            () = calls.next(channel) => {}
             incoming = channel.next() => match incoming {
+                Ok(Incoming::Call(call)) => calls.begin(channel, call),
                 Ok(Incoming::ProveGpus { request_id, fds, cut }) => {
                     match prove(shared, session.id, request_id, fds, cut).await {
                         Ok(answer) => channel.answer(daemon_message::Message::GpusProven(answer)),
