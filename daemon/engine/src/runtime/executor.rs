@@ -175,7 +175,9 @@ impl Executor {
         drop(dropped);
         self.shared.work.notify_all();
         if joined {
-            join(std::mem::take(&mut *lock(&self.handles)));
+            // Taken first: a thread that is joined may be starting one more, and needs the list for it.
+            let handles = std::mem::take(&mut *lock(&self.handles));
+            join(handles);
         }
     }
 }
@@ -306,6 +308,21 @@ mod tests {
             assert_eq!(ran, [0, 1, 2]);
         }
         executor.stop(true);
+    }
+
+    #[test]
+    fn a_thread_that_starts_another_during_the_end_is_joined() {
+        let executor = Arc::new(Executor::new(1, 1, Priority::Normal));
+        let inner = Arc::clone(&executor);
+        executor.submit(Lane::Host, move || {
+            let being_joined = || inner.handles.try_lock().map_or(true, |handles| handles.is_empty());
+            while !lock(&inner.shared.queue).stopping || !being_joined() {
+                std::thread::yield_now();
+            }
+            inner.start_thread(2);
+        });
+        executor.stop(true);
+        assert!(lock(&executor.handles).len() <= 1);
     }
 
     #[test]
