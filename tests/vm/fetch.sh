@@ -6,7 +6,7 @@
 set -euo pipefail
 
 dir=$1
-tools=(busybox-static dash kmod iproute2 rdma-core libibverbs1 ibverbs-providers libgcc-s1)
+tools=(busybox-static dash kmod iproute2 rdma-core libibverbs1 ibverbs-providers libgcc-s1 perftest)
 # A root of its own, since packages of the emulator bring services along.
 system=(systemd systemd-sysv udev base-files base-passwd bash coreutils dash grep kmod mount util-linux
   iproute2 rdma-core libibverbs1 ibverbs-providers libgcc-s1)
@@ -115,14 +115,15 @@ unpack_kernel() {
   echo "$abi" >"$place/abi"
 }
 
-# once NAME COMMAND ARGUMENT...: runs it with the place of NAME before the arguments, unless an earlier run finished it.
+# once NAME COMMAND ARGUMENT...: runs it with the place of NAME before the arguments, unless an earlier run finished just
+# that.
 once() {
   local name=$1 command=$2
   shift 2
-  [[ ! -e $dir/$name.done ]] || return 0
-  rm -rf "${dir:?}/$name"
+  [[ $(cat "$dir/$name.done" 2>/dev/null) != "$command $*" ]] || return 0
+  rm -rf "${dir:?}/$name"{,.done}
   "$command" "$dir/$name" "$@"
-  touch "$dir/$name.done"
+  echo "$command $*" >"$dir/$name.done"
 }
 
 mkdir -p "$dir"

@@ -28,7 +28,7 @@ cp "$tools/usr/bin/kmod" "$tree/bin/kmod"
 # The kernel itself calls /sbin/modprobe.
 ln -s kmod "$tree/bin/modprobe"
 ln -s kmod "$tree/bin/rmmod"
-for program in ip rdma tc; do
+for program in ip rdma tc ib_write_bw ib_write_lat; do
   # Suites differ in which of the two.
   cp "$(find "$tools"/usr/{s,}bin -type f -name "$program")" "$tree/bin/$program"
 done
@@ -40,7 +40,7 @@ done
 cp "$tools/etc/libibverbs.d/rxe.driver" "$tree/etc/libibverbs.d/"
 cp -L "$libraries/libibverbs/"librxe-rdmav*.so "$tree/usr/lib/x86_64-linux-gnu/libibverbs/"
 add_programs "$tree" "$here/guest-run.sh" "$@"
-for program in "$tree"/bin/{sh,kmod,ip,rdma,tc} "$@"; do
+for program in "$tree"/bin/{sh,kmod,ip,rdma,tc,ib_write_bw,ib_write_lat} "$@"; do
   copy_libraries "$tree" "$program"
 done
 

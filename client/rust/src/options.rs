@@ -59,7 +59,7 @@ impl AcquireOptions {
     }
 }
 
-/// A brokered queue pair to create: RC, on the first active port, with the daemon's default depths.
+/// A brokered queue pair to create: RC unless told otherwise, on the first active port, with the daemon's default depths.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueuePairOptions(v1::CreateQueuePairRequest);
 
@@ -88,6 +88,15 @@ impl QueuePairOptions {
     pub fn depths(mut self, send: u32, recv: u32) -> Self {
         self.0.send_depth = send;
         self.0.recv_depth = recv;
+        self
+    }
+
+    /// Datagrams instead (UD): it carries sends only, each of at most the path MTU, which may be lost, to the one
+    /// address that it is connected to. What it receives, from anyone, begins with 40 bytes of room for a route header
+    /// (ibv_post_recv(3)).
+    #[must_use]
+    pub fn ud(mut self) -> Self {
+        self.0.r#type = v1::QueuePairType::Ud.into();
         self
     }
 

@@ -232,6 +232,13 @@ pub enum Command {
         /// Depths of both queues, 0 for the default.
         depth: u32,
     },
+    /// Makes a queue pair of datagrams. Answers as [`Command::QueuePair`].
+    DatagramQueuePair {
+        /// Name for later commands.
+        queue_pair: String,
+        /// HCA.
+        hca: String,
+    },
     /// Makes host memory of its own, adopts it and maps it.
     Adopt {
         /// Name of the memory.
@@ -300,6 +307,20 @@ pub enum Command {
     CompletionBusy {
         /// Queue pair.
         queue_pair: String,
+    },
+    /// Posts one request over and over, with at most `window` of them under way. Answers the nanoseconds of all of them
+    /// together and, for each, from its post to its completion: the median.
+    TimeWork {
+        /// Queue pair.
+        queue_pair: String,
+        /// What to post.
+        work: Work,
+        /// How often.
+        rounds: u32,
+        /// Most under way at once.
+        window: u32,
+        /// Polls for completions instead of sleeping until they come.
+        polling: bool,
     },
     /// Sends the bytes of the ring's segment from `offset` on to what is given in hex, as a hostile client would.
     ScribbleRing {

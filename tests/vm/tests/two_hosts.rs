@@ -5,12 +5,13 @@
 mod common;
 
 use common::peer::Peer;
-use common::{Side, daemon};
+use common::perftest::{Perftest, print_ratio};
+use common::{Side, daemon, number, text};
 use gdrd_harness::script::{Command, Local, Remote, Work};
 use gdrd_harness::{Puppet, User};
 use gdrd_vm::node;
 
-const BUFFER_BYTES: u64 = 8 << 20;
+const BUFFER_BYTES: u64 = 64 << 20;
 const SEED: u64 = 90_125;
 const SMALL_BYTES: u64 = 2 << 20;
 const TENANTS: [User; 2] = [User::Uid(1001), User::Uid(1002)];
@@ -65,6 +66,75 @@ fn a_killed_client_is_told_to_its_peer_and_another_tenant_goes_on() {
         peer.tell("told");
     }
     peer.trade("done");
+    assert!(daemon.stop().success());
+}
+
+/// Receives of datagrams begin with room for a route header, filled or not.
+const GRH_BYTES: u64 = 40;
+
+#[test]
+fn datagrams_reach_the_other_host_and_none_that_has_no_receive() {
+    let mut peer = Peer::meet();
+    let daemon = daemon();
+    let mut side = Side::new(&daemon, User::Own, SMALL_BYTES);
+    let make = Command::DatagramQueuePair { queue_pair: "d".into(), hca: gdrd_vm::HCA.into() };
+    let endpoint = peer.trade(&text(&side.puppet.run(make)["endpoint"]));
+    side.puppet.run(Command::ConnectQueuePair { queue_pair: "d".into(), endpoint });
+    peer.trade("connected");
+    let post = |work| Command::Post { queue_pair: "d".into(), work, first_wr_id: 1, only_last_signaled: false };
+    let completion = || Command::Completion { queue_pair: "d".into() };
+    let send = |payload: &str| Work::SendInline { payload: payload.into(), imm: Some(7) };
+    if node() == 1 {
+        side.puppet.run(post(vec![send("dead")]));
+        assert_eq!(side.puppet.run(completion())["status"], "SUCCESS", "sent, and dropped over there");
+        peer.tell("sent");
+        assert_eq!(peer.hear(), "posted");
+        side.puppet.run(post(vec![send("cafe")]));
+        assert_eq!(side.puppet.run(completion())["status"], "SUCCESS");
+    } else {
+        assert_eq!(peer.hear(), "sent");
+        side.puppet.run(post(vec![Work::Recv { local: Local::new("b", 0, 4096) }]));
+        peer.tell("posted");
+        let received = side.puppet.run(completion());
+        assert_eq!((&received["status"], &received["imm"]), (&"SUCCESS".into(), &7.into()));
+        assert_eq!(number(&received["bytes"]), GRH_BYTES + 2);
+        assert_eq!(side.peek(GRH_BYTES, 2), "cafe");
+    }
+    peer.trade("done");
+    drop(side);
+    assert!(daemon.stop().success());
+}
+
+/// Figures of emulated machines: only their ratios say something, and nothing is asserted of them.
+#[test]
+fn perftest_runs_beside_it_as_the_reference() {
+    let mut peer = Peer::meet();
+    let daemon = daemon();
+    let mut side = Side::new(&daemon, User::Own, SMALL_BYTES);
+    let endpoint = peer.trade(&side.endpoint.clone());
+    side.connect_to(&endpoint);
+    let blob = peer.trade(&side.blob.clone());
+    peer.trade("connected");
+    let mut time = |len, rounds, window| {
+        let work = Work::Write { local: Local::new("b", 0, len), remote: Remote::new(&blob, 0), imm: None };
+        // Asleep, since one CPU is to serve all of this guest.
+        let command = Command::TimeWork { queue_pair: "q".into(), work, rounds, window, polling: false };
+        let timed = side.puppet.run(command);
+        (number(&timed["total_ns"]), number(&timed["median_ns"]))
+    };
+    for test in [Perftest::BANDWIDTH, Perftest::LATENCY] {
+        if node() == 2 {
+            test.serve(&mut peer);
+            assert_eq!(peer.hear(), "timed");
+            continue;
+        }
+        let reference = test.ask(&mut peer, "10.77.0.2");
+        let (total_ns, median_ns) = time(test.len_bytes, test.rounds, test.window);
+        peer.tell("timed");
+        print_ratio(&test, reference, total_ns, median_ns);
+    }
+    peer.trade("done");
+    drop(side);
     assert!(daemon.stop().success());
 }
 

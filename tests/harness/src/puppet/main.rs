@@ -10,6 +10,7 @@ mod content;
 mod descriptors;
 mod hex;
 mod stage;
+mod timing;
 mod work;
 
 use std::io::{BufRead as _, Write as _};

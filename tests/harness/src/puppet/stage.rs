@@ -17,7 +17,7 @@ use gdrd_harness::script::{Command, Work};
 use gdrd_shm::{Access, Segment};
 use serde_json::{Value, json};
 
-use crate::{content, descriptors, hex, work};
+use crate::{content, descriptors, hex, timing, work};
 
 /// Longest wait for a completion, and longest call.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -149,7 +149,14 @@ impl Stage {
 
     async fn run_on_queue_pair(&mut self, command: Command) -> anyhow::Result<Value> {
         match command {
-            Command::QueuePair { queue_pair, gpu, hca, depth } => self.make(queue_pair, &gpu, &hca, depth).await,
+            Command::QueuePair { queue_pair, gpu, hca, depth } => {
+                let options =
+                    if hca.is_empty() { QueuePairOptions::near_gpu(gpu) } else { QueuePairOptions::on_hca(hca) };
+                self.make(queue_pair, options.depths(depth, depth)).await
+            }
+            Command::DatagramQueuePair { queue_pair, hca } => {
+                self.make(queue_pair, QueuePairOptions::on_hca(hca).ud()).await
+            }
             Command::ConnectQueuePair { queue_pair, endpoint } => {
                 let endpoint = Endpoint::from_bytes(&hex::decode(&endpoint)?)?;
                 self.queue_pair(&queue_pair)?.connect(&endpoint).await?;
@@ -166,6 +173,11 @@ impl Stage {
             Command::CompletionBusy { queue_pair } => {
                 let polled = self.queue_pair(&queue_pair)?.poll_busy(PATIENCE)?;
                 Ok(shown(polled.context("no completion came")?))
+            }
+            Command::TimeWork { queue_pair, work, rounds, window, polling } => {
+                let queue_pair = self.queue_pair(&queue_pair)?;
+                let operation = work::operation(&self.buffers, queue_pair.hca(), &work)?;
+                timing::time(queue_pair, operation, timing::Way { rounds, window, polling }).await
             }
             Command::ScribbleRing { queue_pair, offset, bytes } => self.scribble(&queue_pair, offset, &bytes),
             Command::Destroy { queue_pair } => {
@@ -249,9 +261,8 @@ impl Stage {
         Ok(json!([content::digest(reader_of(old)?)?, content::digest(reader_of(&new)?)?]))
     }
 
-    async fn make(&mut self, name: String, gpu: &str, hca: &str, depth: u32) -> anyhow::Result<Value> {
-        let options = if hca.is_empty() { QueuePairOptions::near_gpu(gpu) } else { QueuePairOptions::on_hca(hca) };
-        let made = self.session()?.create_queue_pair(options.depths(depth, depth)).await?;
+    async fn make(&mut self, name: String, options: QueuePairOptions) -> anyhow::Result<Value> {
+        let made = self.session()?.create_queue_pair(options).await?;
         let shown = json!({
             "id": made.id(),
             "hca": made.hca(),

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 pub(crate) mod peer;
+pub(crate) mod perftest;
 
 use gdrd_harness::script::{Command, Local, Remote, Work};
 use gdrd_harness::{Daemon, DaemonOptions, Puppet, User, wait_until};
