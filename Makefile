@@ -36,6 +36,11 @@ model-check: ## check the models of `make test` with more preemptions, within a 
 	@scripts/setup.sh build
 	@scripts/model-check.sh
 
+.PHONY: fuzz
+fuzz: ## fuzz every target of tests/fuzz for some seconds, from its saved inputs on
+	@scripts/setup.sh build fuzz
+	@scripts/fuzz.sh
+
 .PHONY: vm-test
 vm-test: ## run real verbs on soft RoCE in virtual machines (Debian 12 and 13); part of `make test`
 	@scripts/setup.sh build

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the named groups of make targets need and nothing else; silent and quick when all is there.
-# usage: setup.sh GROUP...   with GROUP one of: build test lint bench
+# usage: setup.sh GROUP...   with GROUP one of: build test lint bench fuzz
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -137,8 +137,12 @@ for group in "$@"; do
       want 'libhwloc-dev' has_header hwloc.h
       want 'xz-utils' has xz
       ;;
+    fuzz)
+      # libFuzzer is C++.
+      want 'g++' has c++
+      ;;
     *)
-      echo "setup.sh: unknown group '$group' (build, test, lint, bench)" >&2
+      echo "setup.sh: unknown group '$group' (build, test, lint, bench, fuzz)" >&2
       exit 2
       ;;
   esac
