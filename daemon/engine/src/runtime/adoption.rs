@@ -1,14 +1,15 @@
 //! Taking in memory that a client sent: what it is, before anything else is done with it.
 //!
 //! The descriptor is the client's: a call on one of a file system that the client runs itself could wait for ever. So
-//! first its name is read from our own `/proc`, which asks no file system (proc_pid_fd(5)), and only a memfd or a
-//! dma-buf is asked for more.
+//! first its name and its mount are read from our own `/proc`, which asks no file system (proc_pid_fd(5),
+//! proc_pid_fdinfo(5)), and only a memfd or a dma-buf is asked for more. The name alone can be forged: it is a path of the
+//! client's own mount namespace.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use gdrd_shm::{Seals, add_seals, seals};
-use rustix::fs::SeekFrom;
+use rustix::fs::{MemfdFlags, SeekFrom, memfd_create};
 
 use super::objects::AdoptedObjects;
 use super::{Answered, Runtime, host_memory};
@@ -69,13 +70,14 @@ impl Runtime {
         let name = std::fs::read_link(link)
             .map_err(|error| EngineError::OutOfDescriptors { problem: format!("look at adopted memory: {error}") })?;
         let name = name.to_string_lossy();
-        if name.starts_with(DMA_BUF) {
+        let info = Info::of(fd)?;
+        if name.starts_with(DMA_BUF) && info.has_exporter {
             // The length, and nothing moves (`dma_buf_llseek`, drivers/dma-buf/dma-buf.c).
             let len = rustix::fs::seek(fd, SeekFrom::End(0));
             let len = len.map_err(|errno| refused(format!("the length of the dma-buf: {errno}")))?;
             return Ok((AdoptedKind::DmaBuf, not_empty(len)?));
         }
-        if !name.starts_with(MEMFD) {
+        if !name.starts_with(MEMFD) || !info.is_on_mount_of_memfds() {
             let shown: String = name.chars().take(MAX_SHOWN).filter(|c| !c.is_control()).collect();
             return Err(refused(format!("'{shown}' is neither a memfd nor a dma-buf; {ALTERNATIVES}")));
         }
@@ -87,6 +89,31 @@ impl Runtime {
         }
         seal(fd)?;
         Ok((AdoptedKind::Memfd, length_of(fd)?))
+    }
+}
+
+/// What the kernel says of a descriptor by itself.
+#[derive(Debug, PartialEq, Eq)]
+struct Info {
+    mount: Option<u64>,
+    /// It is a dma-buf: nothing else has this line (`dma_buf_show_fdinfo`, drivers/dma-buf/dma-buf.c, Linux 5.3).
+    has_exporter: bool,
+}
+
+impl Info {
+    fn of(fd: BorrowedFd<'_>) -> Result<Self, EngineError> {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))
+            .map_err(|error| EngineError::OutOfDescriptors { problem: format!("look at adopted memory: {error}") })?;
+        let mount = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        Ok(Self { mount, has_exporter: text.lines().any(|line| line.starts_with("exp_name:")) })
+    }
+
+    /// Memfds lie on mounts of the kernel's own, one for plain memory and one for each size of huge page.
+    fn is_on_mount_of_memfds(&self) -> bool {
+        let huge = |size| MemfdFlags::HUGETLB | size;
+        let kinds = [MemfdFlags::empty(), huge(MemfdFlags::HUGE_2MB), huge(MemfdFlags::HUGE_1GB)];
+        let mut ours = kinds.into_iter().filter_map(|kind| memfd_create("gdrd-mount", MemfdFlags::CLOEXEC | kind).ok());
+        self.mount.is_some() && ours.any(|fd| Self::of(fd.as_fd()).is_ok_and(|info| info.mount == self.mount))
     }
 }
 
@@ -139,6 +166,16 @@ mod tests {
         assert_eq!(length_of(fd.as_fd()), Ok(8192));
         // Adopted a second time it is sealed already.
         assert_eq!(seal(fd.as_fd()), Ok(()));
+    }
+
+    #[test]
+    fn a_memfd_is_told_by_its_mount_and_not_by_its_name() {
+        let is_memfd = |fd: BorrowedFd<'_>| Info::of(fd).unwrap().is_on_mount_of_memfds();
+        assert!(is_memfd(memfd(MemfdFlags::ALLOW_SEALING, 8192).as_fd()));
+        let folder = tempfile::tempdir().unwrap();
+        let forged = std::fs::File::create(folder.path().join("memfd:x")).unwrap();
+        assert!(!is_memfd(forged.as_fd()));
+        assert!(!Info::of(forged.as_fd()).unwrap().has_exporter);
     }
 
     #[test]
