@@ -68,15 +68,20 @@ impl JournalFile {
         }
     }
 
-    /// Whether most of it is history.
+    /// Whether most of it is history, or it comes near what the next daemon reads.
     pub(crate) fn is_long(&self) -> bool {
-        let most = self.rewritten_bytes.saturating_mul(GROWTH_FOR_REWRITE).max(LEAST_FOR_REWRITE_BYTES);
+        let history = self.rewritten_bytes.saturating_mul(GROWTH_FOR_REWRITE).min(MAX_FILE_BYTES / 2);
+        let most = history.max(self.rewritten_bytes + LEAST_FOR_REWRITE_BYTES);
         self.file.is_some() && self.len_bytes > most
     }
 
     /// Replaces it by these records, all at once.
     pub(crate) fn rewrite(&mut self, records: &[Record]) {
         match write_new(&self.path, records) {
+            Ok((_, len_bytes)) if len_bytes > MAX_FILE_BYTES - 2 * LEAST_FOR_REWRITE_BYTES => {
+                let what = format!("{len_bytes} bytes of it are more than the next daemon reads");
+                self.give_up(&io::Error::new(io::ErrorKind::FileTooLarge, what));
+            }
             Ok((file, len_bytes)) => {
                 self.file = Some(file);
                 (self.len_bytes, self.rewritten_bytes) = (len_bytes, len_bytes);
@@ -164,6 +169,20 @@ mod tests {
         }
         assert!(fs::metadata(&path).unwrap().len() <= LEAST_FOR_REWRITE_BYTES + 100);
         assert!(JournalFile::read(&path).numbers > 0);
+    }
+
+    #[test]
+    fn a_journal_is_written_anew_before_it_is_longer_than_what_is_read() {
+        let journal = |rewritten_bytes, len_bytes| JournalFile {
+            path: PathBuf::new(),
+            file: Some(tempfile::tempfile().unwrap()),
+            len_bytes,
+            rewritten_bytes,
+        };
+        assert!(!journal(8 << 20, 32 << 20).is_long());
+        assert!(journal(20 << 20, (32 << 20) + 1).is_long());
+        assert!(!journal(40 << 20, 41 << 20).is_long(), "what must be there is not written anew with each record");
+        assert!(journal(40 << 20, (41 << 20) + 1).is_long());
     }
 
     #[test]
