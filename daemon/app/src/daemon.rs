@@ -56,8 +56,8 @@ pub(crate) async fn serve(server: Server, stop: CancellationToken, rescan: Resca
             anyhow::bail!("the server ended by itself");
         }
         name = asked_to_end(&mut terminate, &mut interrupt) => info!("{name}: draining"),
-        // Answers only while the engine does.
-        () = notify::watchdog(|| drop(engine.plan())) => {}
+        // Answers only while the engine does: its state is behind the lock that all calls take.
+        () = notify::watchdog(|| drop(engine.hca_names())) => {}
         () = rescan.run() => {}
     }
     notify::stopping();

@@ -133,6 +133,9 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         true => numa::nodes(&chosen.hardware.plan.hca_nodes),
         false => Vec::new(),
     };
+    // Before anything of an earlier daemon is taken up: what cannot start leaves that to the next try.
+    let listening = activated.complete(runtime_dir.path())?;
+    let runtime = daemon::runtime()?;
     let (engine, resumed) = start_engine(config, chosen.gpu_proof, chosen.hardware, nodes, limits, continuity)?;
     let facts = HostFacts {
         backends: Backends::new(chosen.backends),
@@ -165,9 +168,6 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let server =
         ServerConfig { engine: engine.clone(), topology: chosen.topology, facts, limits: config.server(), resumed };
 
-    // Bound last: from here on clients connect, and find someone who answers.
-    let listening = activated.complete(runtime_dir.path())?;
-    let runtime = daemon::runtime()?;
     let served = runtime.block_on(async {
         let stop = CancellationToken::new();
         let server = Server::new(listening.sockets, server, stop.clone())?;

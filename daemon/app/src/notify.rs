@@ -6,8 +6,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with};
 use tracing::warn;
+
+/// How long a message may wait for room in the socket's queue.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The daemon serves.
 pub(crate) fn ready(status: &str) {
@@ -43,6 +47,8 @@ pub(crate) fn socket(address: &OsStr) -> io::Result<OwnedFd> {
     };
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &address)?;
+    // Whoever does not take what is sent, frozen say, holds nothing of this process up for longer.
+    set_socket_timeout(&socket, Timeout::Send, Some(SEND_TIMEOUT))?;
     Ok(socket)
 }
 

@@ -41,21 +41,23 @@ pub(super) struct Registered {
 pub(super) struct Memory {
     registered: Mutex<Vec<Registered>>,
     bytes: Bytes,
-    /// Under which it is kept for the next daemon, memory and dma-buf.
-    kept: OnceLock<[Name; 2]>,
+    /// Under which it was given away to be kept for the next daemon, memory and dma-buf: what may be there is taken back.
+    named: OnceLock<[Name; 2]>,
+    /// Set once all of it is.
+    kept: OnceLock<()>,
     /// What calls on it may block on.
     pub(super) lane: Lane,
 }
 
 impl Memory {
     pub(super) fn new(bytes: Bytes, lane: Lane) -> Self {
-        Self { registered: Mutex::default(), bytes, kept: OnceLock::new(), lane }
+        Self { registered: Mutex::default(), bytes, named: OnceLock::new(), kept: OnceLock::new(), lane }
     }
 
     /// Notes that it is kept already.
     pub(super) fn kept_as(self, names: [Name; 2]) -> Self {
         // Just made, so nobody else has set it.
-        let _ = self.kept.set(names);
+        let _ = (self.named.set(names), self.kept.set(()));
         self
     }
 
@@ -64,7 +66,7 @@ impl Memory {
         if self.kept.get().is_some() {
             return Ok(());
         }
-        let [memory, dma_buf] = names;
+        let [memory, dma_buf] = *self.named.get_or_init(|| names);
         match &self.bytes {
             Bytes::Gpu(allocation) => {
                 keeper.store(memory, allocation.memory_fd(), Watch::No)?;
@@ -75,12 +77,12 @@ impl Memory {
             Bytes::Host(host) => keeper.store(memory, host.own_fd(), Watch::No)?,
         }
         keeper.barrier()?;
-        let _ = self.kept.set(names);
+        let _ = self.kept.set(());
         Ok(())
     }
 
     pub(super) fn names(&self) -> Option<[Name; 2]> {
-        self.kept.get().copied()
+        self.named.get().copied()
     }
 
     pub(super) fn bytes(&self) -> &Bytes {
