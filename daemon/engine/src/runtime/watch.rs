@@ -10,6 +10,11 @@ use crate::core::{Change, Core, Seen, TenantId};
 use crate::error::EngineError;
 use crate::lease::{LeaseEvent, LeaseEventKind};
 
+/// One user that is no administrator has at most this part of all streams.
+const USERS_PART: u32 = 8;
+/// And at least so many.
+const USERS_LEAST: u32 = 2;
+
 /// One stream.
 #[derive(Debug)]
 struct Watcher {
@@ -59,15 +64,17 @@ impl Watchers {
     /// A new stream, which starts with the full state.
     pub(super) fn add(&mut self, core: &Core, seen: Seen) -> Result<mpsc::Receiver<LeaseEvent>, EngineError> {
         self.watchers.retain(|watcher| !watcher.events.is_closed());
-        if self.watchers.len() >= self.most as usize {
-            return Err(EngineError::Limit {
-                reason: "LIMIT_WATCHES",
-                what: "the limit on watches",
-                whom: "the daemon",
-                limit: u64::from(self.most),
-                used: self.watchers.len() as u64,
-                asked: 1,
-            });
+        let limit = |whom, limit: u32, used: usize| {
+            let (limit, used) = (u64::from(limit), used as u64);
+            let what = "the limit on watches";
+            let refused = EngineError::Limit { reason: "LIMIT_WATCHES", what, whom, limit, used, asked: 1 };
+            if used < limit { Ok(()) } else { Err(refused) }
+        };
+        limit("the daemon", self.most, self.watchers.len())?;
+        if let Seen::Tenant(key) = &seen {
+            let is_theirs = |watcher: &&Watcher| matches!(&watcher.seen, Seen::Tenant(other) if other.uid == key.uid);
+            let used = self.watchers.iter().filter(is_theirs).count();
+            limit("your user", (self.most / USERS_PART).max(USERS_LEAST), used)?;
         }
         let present = core.all_leases(&seen);
         let (events, receiver) = mpsc::channel(present.len() + 1 + self.queue as usize);

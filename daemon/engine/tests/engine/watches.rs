@@ -81,6 +81,19 @@ fn watches_are_bounded_and_ended_ones_do_not_count() {
 }
 
 #[test]
+fn one_user_cannot_have_all_watches() {
+    let mut config = config();
+    config.limits.max_watches = 24;
+    let world = World::with(config);
+    let watches: Vec<_> = (0..3).map(|_| world.watch(1)).collect();
+    let refused = world.engine.watch_leases(&Viewer::Peer(peer(1))).expect_err("an eighth is the limit");
+    assert_eq!(refused.reason(), "LIMIT_WATCHES");
+    assert!(refused.to_string().contains("your user"), "{refused}");
+    assert!(world.engine.watch_leases(&Viewer::Peer(peer(2))).is_ok(), "others are served");
+    drop(watches);
+}
+
+#[test]
 fn a_lease_whose_time_is_over_is_told_as_released() {
     let world = World::new();
     let session = world.session(1);
