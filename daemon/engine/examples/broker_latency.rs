@@ -64,7 +64,7 @@ fn main() -> Outcome<()> {
     }
     let each = throughput(&mut left.ring, Operation::Write { source: local, remote, imm: None })?;
     println!("8-byte writes, batches of {BATCH}   each {each:>7.3?}");
-    broker.shutdown();
+    broker.shutdown(true);
     Ok(())
 }
 

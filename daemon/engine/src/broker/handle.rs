@@ -277,8 +277,9 @@ impl Broker {
         }
     }
 
-    /// Ends all queue pairs and joins all threads. Blocks on the driver; does nothing the second time.
-    pub fn shutdown(&self) {
+    /// Ends all queue pairs and joins all threads, or unless `patient` all but those that are in a driver call. Does
+    /// nothing the second time.
+    pub fn shutdown(&self, patient: bool) {
         for thread in &self.threads {
             // A closed mailbox means that the thread has stopped.
             let _ = thread.inbox.send(Command::Stop);
@@ -290,7 +291,7 @@ impl Broker {
         for mailbox in cold.iter().filter_map(|cold| cold.mailbox.as_ref()) {
             mailbox.send(Job::Stop);
         }
-        join(cold.into_iter().map(|cold| cold.thread));
+        join(cold.into_iter().map(|cold| cold.thread).filter(|thread| patient || thread.is_finished()));
     }
 
     fn share_of(&self, hca: HcaIndex) -> Result<Arc<HcaShare>, BrokerError> {
@@ -325,7 +326,7 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        self.shutdown();
+        self.shutdown(true);
     }
 }
 

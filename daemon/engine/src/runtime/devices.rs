@@ -46,7 +46,7 @@ impl Devices {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    fn tell_watcher(&self) {
+    pub(super) fn tell_watcher(&self) {
         if let Some(watcher) = &mut *lock(&self.watcher) {
             // Full: it will be told, and looks at everything then. Closed: nobody is left to tell.
             let _ = watcher.try_send(());

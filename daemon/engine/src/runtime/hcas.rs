@@ -81,6 +81,8 @@ impl Runtime {
         let domains = self.objects.take_domains(index);
         self.broker.forget_hca(index);
         self.devices.look_again();
+        // One that an error of a call gave away, and no event, may be there still: it is opened anew.
+        self.devices.tell_watcher();
         // What ends here asks the driver, which may block.
         self.background.submit(super::executor::Lane::Unbounded, move || drop((domains, device)));
     }

@@ -401,7 +401,7 @@ impl Runtime {
         if timeout.timed_out() {
             tracing::warn!(?within, "not everything was given back in time; the kernel does the rest at exit");
         }
-        self.broker.shutdown();
+        self.broker.shutdown(!timeout.timed_out());
         self.timer.stop();
         self.devices.stop();
         self.replies.end();

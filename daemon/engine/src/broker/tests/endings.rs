@@ -239,7 +239,7 @@ fn shutting_down_ends_everything_and_later_calls_say_so() {
     let (mut left, _right) = world.pair(1);
     left.client.post(&request(1, recv(left.buffer.local(0, 8))));
     let waits = Arc::clone(&left.tenant.slots);
-    world.broker.shutdown();
+    world.broker.shutdown(true);
     left.client.expect(1, Status::WrFlushErr);
     assert_eq!(left.client.ring.wait(Some(PATIENCE)), Err(RingError::Closed));
     assert!(left.client.is_destroyed());
