@@ -114,7 +114,12 @@ pub const LAYERS: &[Layer] = &[
     Layer { name: "gdrd-fake-driver", uses: &[], tests_use: &[], shuns: RUNTIME_AND_WIRE },
     Layer { name: "gdrd-house", uses: &[], tests_use: &[], shuns: RUNTIME },
     // Runs inside of virtual machines.
-    Layer { name: "gdrd-vm", uses: &["gdrd-hal", "gdrd-verbs"], tests_use: &["gdrd-harness"], shuns: &[] },
+    Layer {
+        name: "gdrd-vm",
+        uses: &["gdrd-hal", "gdrd-verbs"],
+        tests_use: &["gdrd-harness", "gdrd-proto"],
+        shuns: &[],
+    },
 ];
 
 /// Every way in which a workspace with these `members` and `arrows` breaks `table`, one sentence each, sorted.
