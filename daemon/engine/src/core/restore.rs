@@ -40,6 +40,8 @@ impl Core {
     pub(super) fn restore(&mut self, restored: Restored) {
         let Restored { journaled, mut tenants, sessions, memory, rings } = restored;
         self.last_number = self.last_number.max(journaled.numbers);
+        // What this daemon's journal begins with: no fewer numbers than its own may be given before the next one is.
+        self.journaling.written_numbers = self.last_number;
         for (id, record) in journaled.tenants {
             if let Some(generations) = tenants.remove(&id) {
                 self.restore_tenant(record, generations);

@@ -207,6 +207,17 @@ fn numbers_are_never_given_twice() {
 }
 
 #[test]
+fn numbers_are_never_given_twice_by_daemons_that_die_at_once() {
+    let mut rig = Rig::journaling(&config());
+    let (_, one) = rig.open_session_with(1, Default::default()).expect("it opens");
+    let last = rig.core.last_number;
+    let mut rig = rig.restart().restart();
+    assert!(rig.core.last_number >= last, "{} was given before", rig.core.last_number + 1);
+    let (_, other) = rig.open_session_with(2, Default::default()).expect("it opens");
+    assert_ne!(one, other, "two users are one tenant");
+}
+
+#[test]
 fn queue_pairs_come_back_in_error_and_can_be_destroyed() {
     let (mut rig, session, _) = resumed();
     let queue_pair = rig.queue_pair(session);
