@@ -234,20 +234,17 @@ impl Worker {
         cq.leaving = true;
         cq.share.set_failed();
         let (hca, share) = (cq.hca, Arc::clone(&cq.share));
-        let queue_pairs: Vec<_> = self
-            .queue_pairs
-            .iter()
-            .flatten()
-            .filter(|queue_pair| Arc::ptr_eq(&queue_pair.reservation.share, &share))
-            .map(|queue_pair| queue_pair.id)
-            .collect();
-        for id in &queue_pairs {
-            self.stop(*id);
-            if let Some(queue_pair) = self.find(*id) {
-                queue_pair.abandon(Status::FatalErr);
-            }
-        }
+        let queue_pairs = self.ids(|queue_pair| Arc::ptr_eq(&queue_pair.reservation.share, &share));
+        queue_pairs.iter().for_each(|id| self.strand(*id));
         self.tell(BrokerEvent::CompletionQueueFailed { hca, reason, queue_pairs });
+    }
+
+    /// No completion reaches a queue pair any more.
+    fn strand(&mut self, id: QueuePairId) {
+        self.stop(id);
+        if let Some(queue_pair) = self.find(id) {
+            queue_pair.abandon(Status::FatalErr);
+        }
     }
 
     /// Ends closing queue pairs that have nothing posted, and gives up what has not flushed in time.
@@ -354,6 +351,7 @@ impl Worker {
         self.epoch = self.epoch.wrapping_add(1);
         queue_pair.tag = Tag::new(place, self.epoch);
         self.schedule.enter(&queue_pair.share, index);
+        let (id, share) = (queue_pair.id, Arc::clone(&queue_pair.reservation.share));
         match self.queue_pairs.get_mut(index) {
             Some(slot) => *slot = Some(queue_pair),
             None => self.queue_pairs.push(Some(queue_pair)),
@@ -361,6 +359,11 @@ impl Worker {
         // So that nothing is allocated while they are served.
         self.notices.reserve(2 * self.queue_pairs.len() + self.cqs.len());
         self.unpublished.reserve(self.queue_pairs.len());
+        // A completion queue that failed before has told of those that were on it then.
+        if self.cqs.iter().any(|cq| cq.leaving && Arc::ptr_eq(&cq.share, &share)) {
+            self.strand(id);
+            self.tell(BrokerEvent::QueuePairFailed { id, status: Status::FatalErr });
+        }
     }
 
     /// Ends a queue pair that could not be served; its owner sees it fail.

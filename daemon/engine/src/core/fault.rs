@@ -81,7 +81,13 @@ impl Core {
 
     /// A lease goes on with what registrations it has left; without any it is revoked.
     fn lose_registration(&mut self, lease: LeaseId, id: AllocationId, hca: HcaIndex, cause: &str) {
-        let Some(allocation) = self.allocations.get_mut(&id).filter(|a| a.stage == Stage::Leased) else { return };
+        let Some(allocation) = self.allocations.get_mut(&id) else { return };
+        match allocation.stage {
+            Stage::Leased => {}
+            // The job that makes its registrations anew makes all or none, and knows nothing of this.
+            Stage::Remaking => return self.revoke(lease, cause),
+            _ => return,
+        }
         let Some(at) = allocation.registrations.iter().position(|r| r.hca == hca) else { return };
         if allocation.registrations.len() == 1 {
             return self.revoke(lease, cause);

@@ -34,6 +34,8 @@ pub(crate) struct QueuePair {
     pub(crate) state: QueuePairState,
     /// The call that made or connects it, until it is answered.
     call: Option<CallId>,
+    /// Why it failed while it was being made.
+    failed: Option<String>,
     /// To be destroyed as soon as what is being done to it is done.
     ending: bool,
     /// Calls to be answered once it is gone.
@@ -52,6 +54,7 @@ impl QueuePair {
             stage: Stage::Idle,
             state: QueuePairState::Err,
             call: None,
+            failed: None,
             ending: false,
             destroyers: Vec::new(),
         }
@@ -93,6 +96,7 @@ impl Core {
                 stage: Stage::Creating,
                 state: QueuePairState::Reset,
                 call: Some(call),
+                failed: None,
                 ending: false,
                 destroyers: Vec::new(),
             },
@@ -163,15 +167,21 @@ impl Core {
         match result {
             Ok(()) => {
                 entry.stage = Stage::Idle;
-                entry.state = QueuePairState::Init;
-                let ending = entry.ending;
                 self.counters.queue_pairs_created += 1;
-                match call.filter(|_| !ending) {
-                    Some(call) => {
+                match (call, entry.failed.take()) {
+                    (Some(call), None) => {
+                        entry.state = QueuePairState::Init;
                         self.record_queue_pair(id);
                         self.answer(call, Ok(Answer::QueuePair(id)));
                     }
-                    None => self.end_queue_pair(id),
+                    (call, failed) => {
+                        let lost = self.host.usable_hca(entry.hca).err();
+                        let error = lost.or(failed.map(|problem| EngineError::Driver { problem }));
+                        if let (Some(call), Some(error)) = (call, error) {
+                            self.answer(call, Err(error));
+                        }
+                        self.end_queue_pair(id);
+                    }
                 }
             }
             Err(failure) => {
@@ -299,8 +309,13 @@ impl Core {
             return;
         }
         entry.state = QueuePairState::Err;
-        let session = entry.session;
         self.counters.queue_pairs_failed += 1;
+        if entry.stage == Stage::Creating {
+            // Its client does not know it yet: the answer tells.
+            entry.failed = Some(message);
+            return;
+        }
+        let session = entry.session;
         let event = SessionEvent::QueuePairFailed { queue_pair: id, message };
         self.effect(Effect::TellSession { session, event });
     }

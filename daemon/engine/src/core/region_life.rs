@@ -116,13 +116,18 @@ impl Core {
         region.iova = iova;
         region.retried = false;
         let (len_bytes, waiters) = (region.len_bytes(), std::mem::take(&mut region.waiters));
-        let (tenant, slot) = (region.tenant, region.slot);
+        let (tenant, slot, hca) = (region.tenant, region.slot, region.key.hca);
         self.counters.regions_registered += 1;
         self.costs.note(len_bytes, cost_ns);
         if let Some((slot, generation)) = slot {
             self.effect(Effect::PublishRegion { tenant, region: id, slot, generation });
         }
-        self.tell_waiters(waiters, None);
+        // The HCA may have gone while it was made.
+        let gone = self.host.usable_hca(hca).err();
+        self.tell_waiters(waiters, gone.as_ref());
+        if gone.is_some() {
+            return self.end_region(id);
+        }
         if self.regions.get(id).is_some_and(|region| region.holders == 0) {
             self.rest_region(id);
             self.trim_idle(tenant);

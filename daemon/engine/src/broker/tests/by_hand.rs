@@ -37,6 +37,11 @@ impl Bench {
     }
 
     fn with_drain(drain: Duration) -> Self {
+        Self::interrupted(drain, |_, _| {})
+    }
+
+    /// `meanwhile` happens between the reservation and the attachment.
+    fn interrupted(drain: Duration, meanwhile: impl FnOnce(&Broker, &Receiver<BrokerEvent>)) -> Self {
         let (tell, events) = channel();
         let config = Config { spin: Duration::ZERO, drain, ..Config::default() };
         let broker = Broker::start(config, move |event| drop(tell.send(event))).expect("threads start");
@@ -50,6 +55,7 @@ impl Bench {
             QueuePairConfig { qp_type: QueuePairType::Rc, send_depth: 8, recv_depth: 8, inline_bytes: 16, port_num: 1 };
         let pd = fake.alloc_pd().expect("a domain");
         let parts = pd.create_queue_pair(reservation.cq(), &config).expect("a queue pair");
+        meanwhile(&broker, &events);
         let ring = BrokerRing::create(geometry).expect("memory");
         let client = ClientRing::open(ring.fd().try_clone_to_owned().expect("dup")).expect("our own ring");
         let doorbell = eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
@@ -228,6 +234,21 @@ fn a_device_that_is_gone_at_post_ends_the_queue_pair() {
     while bench.slots.in_flight(SlotId(0)) > 0 {
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn a_queue_pair_attached_after_its_completion_queue_failed_fails_at_once() {
+    let mut bench = Bench::interrupted(PATIENCE, |broker, events| {
+        broker.forget_hca(HcaIndex(0));
+        let event = events.recv_timeout(PATIENCE).expect("told");
+        assert!(matches!(event, BrokerEvent::CompletionQueueFailed { ref queue_pairs, .. } if queue_pairs.is_empty()));
+    });
+    let event = bench.events.recv_timeout(PATIENCE).expect("told");
+    assert!(matches!(event, BrokerEvent::QueuePairFailed { id: ID, status: Status::FatalErr }));
+    bench.post(&[request(1, write(LOCAL, REMOTE))]);
+    assert_eq!(bench.next(), (1, Status::WrFlushErr, 0));
+    bench.detach();
+    assert!(bench.fake.with(|state| state.destroyed));
 }
 
 #[test]

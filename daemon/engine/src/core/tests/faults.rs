@@ -1,6 +1,6 @@
 //! Lost devices.
 
-use super::rig::{MIB, Rig, config, failure, on_hca, request};
+use super::rig::{MIB, Rig, config, failure, on_hca, ranges_of, request};
 use crate::core::{Change, Effect, FailureKind};
 use crate::lease::LeaseState;
 
@@ -134,4 +134,18 @@ fn an_exhausted_hca_gives_up_idle_registrations_of_its_own_only() {
     rig.settle();
     rig.granted(call);
     assert_eq!(rig.bytes("ready"), 2 * MIB, "the other hca's stay");
+}
+
+#[test]
+fn a_region_made_while_its_hca_was_lost_ends_and_its_calls_fail() {
+    let mut rig = Rig::new(&config());
+    let session = rig.session(1);
+    let memory = rig.adopt(session, MIB);
+    let call = rig.ask_register(session, ranges_of(memory, std::slice::from_ref(&(0..MIB))));
+    rig.lose_hca(0);
+    rig.finish(0, None);
+    assert_eq!(rig.refused(call).reason(), "DEVICE_LOST");
+    assert_eq!(rig.pending(), ["QuiesceRegion"]);
+    rig.settle();
+    assert_eq!(rig.regions(), 0);
 }

@@ -17,6 +17,7 @@ pub(super) fn check(core: &Core, hardware: &Hardware) {
     what_is_kept_is_needed(core);
     waiting_matches(core);
     cache_matches(core, hardware);
+    nothing_is_on_a_lost_hca(core);
     if hardware.pending.is_empty() {
         assert!(core.waiting.is_empty(), "acquires wait and nothing is under way: {:?}", core.waiting);
         assert!(core.starved.is_empty());
@@ -197,4 +198,17 @@ fn cache_matches(core: &Core, hardware: &Hardware) {
     let held: usize = core.sessions.values().map(|session| session.registrations.len()).sum();
     assert_eq!(held, core.registrations.len());
     assert_eq!(core.by_source.values().map(BTreeSet::len).sum::<usize>(), held);
+}
+
+fn nothing_is_on_a_lost_hca(core: &Core) {
+    let lost = |hca| core.host.usable_hca(hca).is_err();
+    for (id, region) in core.regions.iter().filter(|(_, region)| region.stage == RegionStage::Live) {
+        assert!(!lost(region.key.hca), "{id:?} is live on a lost hca");
+    }
+    for (id, allocation) in core.allocations.iter().filter(|(_, a)| matches!(a.stage, Stage::Leased | Stage::Ready)) {
+        assert!(allocation.registrations.iter().all(|r| !lost(r.hca)), "{id:?} is registered with a lost hca");
+    }
+    for (id, entry) in core.queue_pairs.iter().filter(|(_, entry)| entry.is_shown() && lost(entry.hca)) {
+        assert_eq!(entry.state, gdrd_hal::QueuePairState::Err, "queue pair {id} works on a lost hca");
+    }
 }

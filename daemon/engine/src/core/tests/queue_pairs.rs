@@ -121,6 +121,28 @@ fn a_lost_hca_fails_its_queue_pairs() {
 }
 
 #[test]
+fn a_queue_pair_that_fails_while_it_is_made_is_refused_and_destroyed() {
+    for (by_hca, reason) in [(true, "DEVICE_LOST"), (false, "DRIVER_FAILED")] {
+        let mut rig = Rig::new(&config());
+        let session = rig.session(1);
+        let call = rig.create_queue_pair(session);
+        let queue_pair = *rig.core.queue_pairs.keys().next().expect("it is being made");
+        match by_hca {
+            true => rig.lose_hca(0),
+            false => rig.apply(Input::QueuePairFailed { queue_pair, message: "by the test".to_owned() }),
+        }
+        rig.finish(0, None);
+        assert_eq!(rig.refused(call).reason(), reason);
+        let told = rig.told();
+        let unknown = |e: &Effect| matches!(e, Effect::TellSession { .. });
+        assert!(!told.iter().any(unknown), "its client was never told of it: {told:?}");
+        assert_eq!(rig.pending(), ["DestroyQueuePair"]);
+        rig.settle();
+        assert!(rig.core.queue_pairs.is_empty());
+    }
+}
+
+#[test]
 fn foreign_queue_pairs_are_unknown() {
     let mut rig = Rig::new(&config());
     let (one, two) = (rig.session(1), rig.session(2));

@@ -218,6 +218,16 @@ fn numbers_are_never_given_twice_by_daemons_that_die_at_once() {
 }
 
 #[test]
+fn an_hca_lost_while_leases_are_remade_revokes_them() {
+    let (rig, _, lease) = resumed();
+    let mut rig = rig.restart();
+    rig.lose_hca(1);
+    assert!(rig.core.leases[&lease].is_revoked());
+    rig.settle();
+    assert!(rig.hardware.memory.values().all(|memory| memory.registered.is_empty()));
+}
+
+#[test]
 fn queue_pairs_come_back_in_error_and_can_be_destroyed() {
     let (mut rig, session, _) = resumed();
     let queue_pair = rig.queue_pair(session);
