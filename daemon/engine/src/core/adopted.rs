@@ -19,6 +19,8 @@ pub(crate) struct Adopted {
     pub(crate) gpu: Option<GpuIndex>,
     /// Regions of it, in whatever stage.
     pub(crate) regions: u32,
+    /// Why one of them could not be ended.
+    pub(super) tainted: Option<String>,
     /// Nothing new is registered of it.
     pub(crate) ending: bool,
     /// Its descriptors are being closed.
@@ -51,9 +53,18 @@ impl Core {
         // What lies idle gives way to it.
         self.give_up_oldest_of(tenant, 0, 0);
         let (kind, len_bytes) = (new.kind, new.len_bytes);
-        let (regions, waiters) = (0, Vec::new());
-        let adopted =
-            Adopted { tenant, session, kind, len_bytes, gpu, regions, ending: false, closing: false, waiters };
+        let adopted = Adopted {
+            tenant,
+            session,
+            kind,
+            len_bytes,
+            gpu,
+            regions: 0,
+            tainted: None,
+            ending: false,
+            closing: false,
+            waiters: Vec::new(),
+        };
         self.adopted.insert(id, adopted);
         self.counters.memories_adopted += 1;
         self.answer(call, Ok(Answer::Adopted(id)));
@@ -119,9 +130,17 @@ impl Core {
             tenant.adopted_bytes -= adopted.len_bytes;
             tenant.memories -= 1;
         }
+        let answer = match adopted.tainted {
+            None => Ok(Answer::Done),
+            Some(problem) => {
+                let problem =
+                    format!("memory {id} is given up, but an hca may reach it until gdrd restarts: {problem}");
+                Err(EngineError::Driver { problem })
+            }
+        };
         for call in adopted.waiters {
             self.disowning -= 1;
-            self.answer(call, Ok(Answer::Done));
+            self.answer(call, answer.clone());
         }
         self.feed(adopted.tenant);
         self.settle_tenant(adopted.tenant);

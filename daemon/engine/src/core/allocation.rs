@@ -66,6 +66,8 @@ pub(crate) struct Allocation {
     pub(crate) registrations: Vec<RegistrationState>,
     /// Cached regions of ranges of it, in whatever stage.
     pub(crate) regions: u32,
+    /// One of them could not be ended: an HCA may still reach it, and it is never lent again.
+    pub(super) tainted: bool,
     /// Under which its memory and its dma-buf are kept, from its first registration on.
     pub(crate) names: Option<[Name; 2]>,
     /// When it became ready.
@@ -87,6 +89,7 @@ impl Allocation {
             lease: None,
             registrations: Vec::new(),
             regions: 0,
+            tainted: false,
             names: None,
             since: 0,
             drain_at: None,
@@ -114,6 +117,11 @@ impl Allocation {
     /// Whether it has every registration that its pool promises.
     pub(crate) fn is_whole(&self) -> bool {
         self.owner.as_ref().is_some_and(|owner| owner.key.hcas.len() == self.registrations.len())
+    }
+
+    /// Whether it can be lent again after its lease.
+    pub(super) fn is_sound(&self) -> bool {
+        self.stage == Stage::Leased && self.is_whole() && !self.tainted
     }
 
     pub(super) fn is_on(&self, failure: &Failure, place: Place) -> bool {

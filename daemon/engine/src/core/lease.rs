@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::allocation::Stage;
+use super::allocation::{Allocation, Stage};
 use super::pool::{PoolKey, Waiter};
 use super::record::Record;
 use super::session::check_label;
@@ -343,8 +343,8 @@ impl Core {
         if let Some(at) = lease.expires_at {
             self.deadlines.remove(&(at, Deadline::Lease(id)));
         }
-        let whole = self.allocations.get(&lease.allocation).is_some_and(|a| a.stage == Stage::Leased && a.is_whole());
-        let keep = whole && self.wants_back(lease.tenant, &lease.key);
+        let sound = self.allocations.get(&lease.allocation).is_some_and(Allocation::is_sound);
+        let keep = sound && self.wants_back(lease.tenant, &lease.key);
         let Some(tenant) = self.tenants.get_mut(&lease.tenant) else { return self.unexpected() };
         tenant.leases -= 1;
         tenant.promised_bytes -= lease.key.len_bytes;

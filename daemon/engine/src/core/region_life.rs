@@ -348,17 +348,37 @@ impl Core {
         let Some(region) = self.regions.get(id).filter(|r| r.stage == RegionStage::Deregistering) else {
             return self.unexpected();
         };
-        let hca = region.key.hca;
+        let RegionKey { hca, source, .. } = region.key;
         if let Some(tenant) = self.tenants.get_mut(&region.tenant) {
             tenant.leaving_regions -= 1;
         }
         self.counters.regions_deregistered += 1;
-        self.region_gone(id);
-        if let Err(failure) = result {
+        if let Err(failure) = &result {
             self.counters.deregistration_failures += 1;
-            if failure.kind == FailureKind::Lost {
-                self.hca_gone(hca, failure.message);
+            self.taint(source, failure);
+        }
+        self.region_gone(id);
+        if let Some(failure) = result.err().filter(|failure| failure.kind == FailureKind::Lost) {
+            self.hca_gone(hca, failure.message);
+        }
+    }
+
+    /// A region of the memory could not be ended: the HCA may reach it until the daemon ends.
+    fn taint(&mut self, source: Source, failure: &Failure) {
+        match source {
+            Source::Leased(id) => {
+                if let Some(allocation) = self.allocations.get_mut(&id) {
+                    allocation.tainted = true;
+                    self.uncount(id);
+                }
             }
+            // An HCA that is gone reaches nothing.
+            Source::Adopted(id) if failure.kind != FailureKind::Lost => {
+                if let Some(adopted) = self.adopted.get_mut(&id) {
+                    adopted.tainted.get_or_insert_with(|| failure.message.clone());
+                }
+            }
+            Source::Adopted(_) => {}
         }
     }
 

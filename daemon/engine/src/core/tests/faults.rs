@@ -1,8 +1,9 @@
 //! Lost devices.
 
 use super::rig::{MIB, Rig, config, failure, on_hca, ranges_of, request};
-use crate::core::{Change, Effect, FailureKind};
+use crate::core::{Answer, Change, Effect, FailureKind, Input};
 use crate::lease::LeaseState;
+use crate::registration::{MemoryRef, RangeRequest, RegisterRequest};
 
 #[test]
 fn a_lost_gpu_revokes_its_leases_and_keeps_their_memory_until_they_are_released() {
@@ -148,4 +149,78 @@ fn a_region_made_while_its_hca_was_lost_ends_and_its_calls_fail() {
     assert_eq!(rig.pending(), ["QuiesceRegion"]);
     rig.settle();
     assert_eq!(rig.regions(), 0);
+}
+
+/// A lease with an idle region of all of it, with an HCA of its own.
+fn with_region(rig: &mut Rig, session: crate::ids::SessionId) -> crate::ids::LeaseId {
+    let lease = rig.acquire(session).info.id;
+    let range = RangeRequest { memory: MemoryRef::Lease(lease), offset: 0, len_bytes: 2 * MIB };
+    let request = ranges_of(crate::ids::MemoryId(0), &[]);
+    let call =
+        rig.ask_register(session, RegisterRequest { ranges: vec![range], hcas: vec!["mlx5_2".to_owned()], ..request });
+    rig.settle();
+    let registrations = rig.registered(call);
+    rig.deregister(session, registrations);
+    lease
+}
+
+#[test]
+fn a_buffer_whose_region_cannot_be_ended_is_never_lent_again() {
+    for held in [true, false] {
+        let mut rig = Rig::new(&config());
+        let session = rig.session(1);
+        let lease = with_region(&mut rig, session);
+        if held {
+            rig.pass(config().cache.idle);
+        } else {
+            rig.release(session, lease).expect("held");
+        }
+        while rig.pending().first().is_some_and(|job| job != "DeregisterRegion") {
+            rig.finish(0, None);
+        }
+        rig.finish(0, Some(on_hca(FailureKind::Driver, 2)));
+        rig.settle();
+        if held {
+            rig.release(session, lease).expect("held");
+            rig.settle();
+        }
+        assert!(rig.hardware.memory.is_empty(), "held {held}");
+        // What counted on it gets another.
+        rig.acquire(session);
+    }
+}
+
+#[test]
+fn a_caller_that_waits_for_a_tainted_buffer_to_return_gets_another() {
+    let mut rig = Rig::new(&config());
+    let session = rig.session(1);
+    let lease = with_region(&mut rig, session);
+    rig.release(session, lease).expect("held");
+    let call = rig.ask(session, request("GPU0", 2 * MIB));
+    while rig.pending().first().is_some_and(|job| job != "DeregisterRegion") {
+        rig.finish(0, None);
+    }
+    rig.finish(0, Some(on_hca(FailureKind::Driver, 2)));
+    rig.settle();
+    rig.granted(call);
+}
+
+#[test]
+fn memory_given_up_that_an_hca_may_still_reach_is_told_to_who_gives_it_up() {
+    for (kind, told) in [(FailureKind::Driver, Some("DRIVER_FAILED")), (FailureKind::Lost, None)] {
+        let mut rig = Rig::new(&config());
+        let session = rig.session(1);
+        let memory = rig.adopt(session, MIB);
+        rig.register(session, memory, std::slice::from_ref(&(0..MIB)));
+        let call = rig.call();
+        rig.apply(Input::Disown { call, session, memory });
+        rig.finish(0, None);
+        rig.finish(0, Some(on_hca(kind, 0)));
+        rig.settle();
+        match told {
+            Some(reason) => assert_eq!(rig.refused(call).reason(), reason),
+            None => assert_eq!(rig.answer(call), Some(Ok(Answer::Done)), "an hca that is gone reaches nothing"),
+        }
+        assert!(rig.hardware.adopted.is_empty());
+    }
 }

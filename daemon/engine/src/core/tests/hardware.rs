@@ -16,6 +16,8 @@ pub(super) struct Memory {
     pub(super) seen_by: Option<TenantId>,
     /// Whether a client may have written to it since it was zeroed.
     pub(super) dirty: bool,
+    /// A registration of it could not be ended: an HCA may reach it.
+    pub(super) reached: bool,
     /// It goes on with the lease that it had when the daemon died, content and all.
     pub(super) resumed: bool,
 }
@@ -86,6 +88,7 @@ impl Hardware {
             Effect::Publish { tenant, allocation, slots } => {
                 let memory = self.memory.get_mut(&allocation).expect("published memory exists");
                 assert!(!memory.dirty || memory.resumed, "memory is lent unscrubbed");
+                assert!(!memory.reached, "memory that an HCA may still reach is lent again");
                 memory.resumed = false;
                 assert!(memory.seen_by.is_none_or(|seen| seen == tenant), "memory crosses tenants");
                 memory.seen_by = Some(tenant);
@@ -236,7 +239,7 @@ impl Hardware {
         };
         let kept: BTreeSet<AllocationId> = left.kept.values().copied().collect();
         for (id, memory) in self.memory.into_iter().filter(|(id, _)| kept.contains(id)) {
-            left.memory.insert(id, Memory { registered: Vec::new(), resumed: true, ..memory });
+            left.memory.insert(id, Memory { registered: Vec::new(), resumed: true, reached: false, ..memory });
         }
         let mut pages: BTreeMap<TenantId, Vec<u64>> = left.tenants.iter().map(|id| (*id, Vec::new())).collect();
         for ((tenant, slot), entry) in self.slots {

@@ -9,7 +9,7 @@ use super::hardware::{Hardware, Pending};
 use crate::config::{EngineConfig, GpuProof};
 use crate::core::{
     Answer, CallId, Core, Effect, Failure, FailureKind, GpuIndex, Grant, HcaIndex, Host, Input, Job, Journaled,
-    NewMemory, NewSession, Restored, Settings, TenantId,
+    NewMemory, NewSession, Restored, Settings, Source, TenantId,
 };
 use crate::error::EngineError;
 use crate::ids::{LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId, TokenDigest};
@@ -408,7 +408,9 @@ impl Rig {
                 Input::Registered { allocation, result }
             }
             Job::Deregister { allocation } => {
-                memory.get_mut(&allocation).expect("deregistered memory exists").registered.clear();
+                let memory = memory.get_mut(&allocation).expect("deregistered memory exists");
+                memory.registered.clear();
+                memory.reached |= result.is_err();
                 Input::Deregistered { allocation, result }
             }
             Job::Scrub { allocation } => {
@@ -427,7 +429,10 @@ impl Rig {
                 Input::RegionRegistered { region, result: result.map(|()| range.start), cost_ns: 1000 }
             }
             Job::DeregisterRegion { region } => {
-                assert!(self.hardware.regions.remove(&region).is_some());
+                let source = self.hardware.regions.remove(&region).expect("a region is deregistered once");
+                if let (Source::Leased(allocation), true) = (source, result.is_err()) {
+                    memory.get_mut(&allocation).expect("memory outlives its regions").reached = true;
+                }
                 Input::RegionDeregistered { region, result }
             }
             Job::CloseMemory { memory } => {
