@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::deferred::Deferred;
+
 const EXIT_CODES: &str = "Exit codes:
   0  done
   1  failed: the answer could not be had, or a check did not hold
@@ -73,32 +75,32 @@ pub(crate) enum Verb {
   gdrctl topo --input ./sys-copy    a captured /sys of another host
   nvidia-smi topo -m | gdrctl topo --input -
   gdrctl topo --input dgx-a100      a built-in profile")]
-    Topo(Topo),
+    Topo(Deferred<Topo>),
     /// Show which NICs each GPU should use
     #[command(after_help = "Examples:
   gdrctl plan
   gdrctl plan --format json | jq -r '.gpus[] | \"\\(.name) \\(.assigned | join(\",\"))\"'
   gdrctl plan --nics '^mlx5_4,mlx5_5' --max-level PXB")]
-    Plan(Plan),
+    Plan(Deferred<Plan>),
     /// Explain why a GPU has the NICs it has
     #[command(after_help = "Examples:
   gdrctl explain GPU0
   gdrctl explain 0000:07:00.0 --input ./sys-copy")]
-    Explain(Explain),
+    Explain(Deferred<Explain>),
     /// Show how data should go from a GPU to another, to a remote host or to a drive, and why
     #[command(after_help = "Examples:
   gdrctl path GPU0 GPU3
   gdrctl path GPU0 remote
   gdrctl path GPU0 drive                 the nearest drive
   gdrctl path GPU0 nvme2n1 --input ./sys-copy")]
-    Path(PathTo),
+    Path(Deferred<PathTo>),
     /// Write the pairing in the words of other software
     #[command(after_help = "Examples:
   gdrctl export nccl-topo -o /etc/gdrd/nccl-topo.xml
   eval \"$(gdrctl export env --rank $LOCAL_RANK --topo-file /etc/gdrd/nccl-topo.xml)\"
   gdrctl export mooncake > nic_priority_matrix.json
   gdrctl export profile --input ./host.tar.zst > machine.host")]
-    Export(Export),
+    Export(Deferred<Export>),
     /// Copy what this host's /sys tells of GPUs, NICs and drives into an archive to send to others
     #[command(
         after_help = "Serial numbers, GUIDs, MACs, IP addresses and the host name are replaced, equal ones by equal ones. As root the
@@ -107,21 +109,21 @@ archive holds the PCI configuration space by which ACS is judged.
 Example:
   sudo gdrctl capture -o host.tar.zst && gdrctl topo --input host.tar.zst"
     )]
-    Capture(Capture),
+    Capture(Deferred<Capture>),
     /// Propose sets of GPUs and NICs for a job
     #[command(after_help = "Examples:
   gdrctl place --gpus 4
   gdrctl place --gpus 2 --exclude GPU0,GPU1 --format json")]
-    Place(Place),
+    Place(Deferred<Place>),
     /// List the leased buffers: your own, or all as root or gdrd-admin
     #[command(after_help = "Examples:
   gdrctl buffers
   gdrctl buffers --by-gpu --format json | jq '.gpus[].driver.used_bytes'")]
-    Buffers(Buffers),
+    Buffers(Deferred<Buffers>),
     /// List the queue pairs: your own, or all as root or gdrd-admin
     QueuePairs,
     /// Show the daemon's counters and gauges
-    Stats(Stats),
+    Stats(Deferred<Stats>),
     /// Show what the daemon is, which backends it has, and why others are absent
     Status,
     /// Have the daemon let go of GPUs, or serve them again: for root and gdrd-admin
@@ -134,7 +136,7 @@ Examples:
   gdrctl drain --all
   gdrctl drain GPU0 --resume"
     )]
-    Drain(Drain),
+    Drain(Deferred<Drain>),
     /// Prove that NICs move memory of GPUs and of the host, by transfers with checked content (for administrators)
     #[command(
         after_help = "Every pair is tried by a loopback in the NIC: random bytes go into the memory and are read back. What is
@@ -147,7 +149,7 @@ Examples:
   gdrctl probe
   gdrctl probe --gpu GPU0 --nic mlx5_3 --timeout 120"
     )]
-    Probe(Probe),
+    Probe(Deferred<Probe>),
     /// Measure leases, latency, bandwidth and idle cost against floors of the same run
     #[command(
         after_help = "It leases buffers and makes queue pairs at the daemon it finds, so run it on an idle host or on a
@@ -157,16 +159,16 @@ Examples:
   gdrctl bench
   gdrctl bench --only lease,latency --rounds 1000 --format json"
     )]
-    Bench(Bench),
+    Bench(Deferred<Bench>),
     /// The other process of a bench
     #[command(hide = true)]
-    BenchPeer(BenchPeer),
+    BenchPeer(Deferred<BenchPeer>),
     /// Print a completion script
     #[command(after_help = "Example:
   gdrctl completions bash > /etc/bash_completion.d/gdrctl")]
-    Completions(Completions),
+    Completions(Deferred<Completions>),
     /// Write the manual pages
-    Man(Man),
+    Man(Deferred<Man>),
 }
 
 /// What to list.
@@ -409,6 +411,17 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_verb_keeps_its_description_when_its_options_are_made() {
+        let told = |command: &clap::Command| -> Vec<String> {
+            command.get_subcommands().filter_map(|verb| verb.get_about()).map(ToString::to_string).collect()
+        };
+        let mut command = Arguments::command();
+        let before = told(&command);
+        command.build();
+        assert!(before.len() > 10 && told(&command).starts_with(&before), "{before:?}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod deferred;
 mod driver;
 mod exit;
 mod file;
@@ -19,6 +20,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::args::{Arguments, Verb};
+use crate::deferred::Deferred;
 use crate::exit::{Outcome, UsageError};
 
 fn main() -> ExitCode {
@@ -33,23 +35,23 @@ fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         return Err(UsageError("--format tree, svg and dot are of gdrctl topo".to_owned()).into());
     }
     match verb {
-        Verb::Topo(topo) => verbs::topo::run(&global, &topo),
-        Verb::Plan(plan) => verbs::plan::run(&global, &plan),
-        Verb::Explain(explain) => verbs::explain::run(&global, &explain),
-        Verb::Path(path) => verbs::path::run(&global, &path),
-        Verb::Export(export) => verbs::export::run(&global, &export),
-        Verb::Capture(capture) => verbs::capture::run(&global, &capture),
-        Verb::Place(place) => verbs::place::run(&global, &place),
-        Verb::Buffers(options) if options.by_gpu => verbs::gpu_memory::run(&global),
+        Verb::Topo(Deferred(topo)) => verbs::topo::run(&global, &topo),
+        Verb::Plan(Deferred(plan)) => verbs::plan::run(&global, &plan),
+        Verb::Explain(Deferred(explain)) => verbs::explain::run(&global, &explain),
+        Verb::Path(Deferred(path)) => verbs::path::run(&global, &path),
+        Verb::Export(Deferred(export)) => verbs::export::run(&global, &export),
+        Verb::Capture(Deferred(capture)) => verbs::capture::run(&global, &capture),
+        Verb::Place(Deferred(place)) => verbs::place::run(&global, &place),
+        Verb::Buffers(Deferred(options)) if options.by_gpu => verbs::gpu_memory::run(&global),
         Verb::Buffers(_) => verbs::buffers::run(&global),
         Verb::QueuePairs => verbs::queue_pairs::run(&global),
-        Verb::Stats(stats) => verbs::stats::run(&global, &stats),
+        Verb::Stats(Deferred(stats)) => verbs::stats::run(&global, &stats),
         Verb::Status => verbs::status::run(&global),
-        Verb::Probe(probe) => verbs::probe::run(&global, &probe),
-        Verb::Drain(drain) => verbs::drain::run(&global, &drain),
-        Verb::Bench(bench) => verbs::bench::run(&global, &bench),
-        Verb::BenchPeer(peer) => verbs::bench::peer::run(&peer),
-        Verb::Completions(completions) => verbs::completions::run(&completions),
-        Verb::Man(man) => verbs::man::run(&man),
+        Verb::Probe(Deferred(probe)) => verbs::probe::run(&global, &probe),
+        Verb::Drain(Deferred(drain)) => verbs::drain::run(&global, &drain),
+        Verb::Bench(Deferred(bench)) => verbs::bench::run(&global, &bench),
+        Verb::BenchPeer(Deferred(peer)) => verbs::bench::peer::run(&peer),
+        Verb::Completions(Deferred(completions)) => verbs::completions::run(&completions),
+        Verb::Man(Deferred(man)) => verbs::man::run(&man),
     }
 }
