@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
 use crate::model::{GpuId, HcaId, Host, PciFunction};
+use crate::paths::Paths;
 
 /// The control register of a function's ACS capability, as its configuration space has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,75 +123,96 @@ fn names(ports: &[&PciFunction]) -> String {
     ports.iter().filter_map(name).collect::<Vec<_>>().join(" and ")
 }
 
-impl Host {
-    /// The ports below the bridge where two paths meet, one towards each function. It is there that peer traffic
-    /// turns, and there that ACS decides.
-    fn turning_ports(&self, meeting: Bdf, a: Bdf, b: Bdf) -> Vec<&PciFunction> {
-        let towards = |end: Bdf| self.bridges_above(end).take_while(|bridge| bridge.bdf != meeting).last();
-        [towards(a), towards(b)].into_iter().flatten().collect()
+/// What decides the way of peer traffic, with the ports that it rests on.
+enum Turn<'a> {
+    /// These redirect, of the ports where it turns.
+    Redirected(Vec<&'a PciFunction>),
+    /// These may block by an egress vector.
+    Egress(Vec<&'a PciFunction>),
+    /// These redirect nothing.
+    Direct(Vec<&'a PciFunction>),
+    /// These redirect, above the ports where it turns, which are not known.
+    RedirectedAbove(Vec<&'a PciFunction>),
+    /// Nothing is known.
+    NotRead,
+}
+
+impl<'a> Paths<'a> {
+    /// Whether ACS is known to send peer traffic up to the root.
+    pub(crate) fn redirects(&self) -> bool {
+        matches!(self.turn(), Some(Turn::Redirected(_) | Turn::RedirectedAbove(_)))
     }
 
+    /// Which way peer traffic takes; `None` where no switch joins the two or no port lies between them.
+    pub(crate) fn acs(&self) -> Option<PeerAcs> {
+        let turn = self.turn()?;
+        let top = self.common().last()?.bdf;
+        let (state, reason) = match &turn {
+            Turn::Redirected(ports) => {
+                (PeerWay::Redirected, format!("ACS of {} sends peer traffic up to {top}", names(ports)))
+            }
+            Turn::Egress(ports) => {
+                (PeerWay::Unknown, format!("what the egress vector of {} blocks is not known", names(ports)))
+            }
+            Turn::Direct(ports) => (PeerWay::Direct, format!("ACS of {} redirects nothing", names(ports))),
+            Turn::RedirectedAbove(ports) => (
+                PeerWay::Redirected,
+                format!(
+                    "ACS of {} above the switch redirects, and Linux sets it alike at all ports: peer traffic goes up to {top}",
+                    names(ports)
+                ),
+            ),
+            Turn::NotRead => {
+                (PeerWay::Unknown, "the ports' configuration space was not read, which takes root".to_owned())
+            }
+        };
+        Some(PeerAcs { state, reason })
+    }
+
+    fn turn(&self) -> Option<Turn<'a>> {
+        let common = self.common();
+        let ports = self.turning_ports();
+        if common.is_empty() || ports.clone().next().is_none() {
+            return None;
+        }
+        let that = |test: fn(Acs) -> bool| -> Vec<&'a PciFunction> {
+            ports.clone().filter(|port| port.acs.is_some_and(test)).collect()
+        };
+        let own = that(Acs::redirects);
+        if !own.is_empty() {
+            return Some(Turn::Redirected(own));
+        }
+        if ports.clone().all(|port| port.acs.is_some()) {
+            let egress = that(Acs::has_egress_control);
+            return Some(if egress.is_empty() { Turn::Direct(ports.collect()) } else { Turn::Egress(egress) });
+        }
+        // Linux sets ACS alike at all ports that have it (`pci_enable_acs`, linux:drivers/pci/pci.c), so that what is
+        // known of those above speaks for them.
+        let above: Vec<_> = common.iter().copied().filter(|port| port.acs.is_some_and(Acs::redirects)).collect();
+        Some(if above.is_empty() { Turn::NotRead } else { Turn::RedirectedAbove(above) })
+    }
+}
+
+impl Host {
     /// Which way peer traffic between two functions takes; `None` where no switch joins them, so that ACS changes
     /// nothing, or where no port lies between them.
     #[must_use]
     pub fn peer_acs(&self, a: Bdf, b: Bdf) -> Option<PeerAcs> {
-        if !self.share_bridge(a, b) {
-            return None;
-        }
-        let meeting = self.meeting(a, b)?.bridge?;
-        let ports = self.turning_ports(meeting, a, b);
-        if ports.is_empty() {
-            return None;
-        }
-        let that = |test: fn(Acs) -> bool, among: &[&PciFunction]| -> String {
-            let chosen: Vec<&PciFunction> = among.iter().copied().filter(|port| port.acs.is_some_and(test)).collect();
-            names(&chosen)
-        };
-        let own = that(Acs::redirects, &ports);
-        let top = self.bridges_above(meeting).last().map_or(meeting, |top| top.bdf);
-        if !own.is_empty() {
-            let reason = format!("ACS of {own} sends peer traffic up to {top}");
-            return Some(PeerAcs { state: PeerWay::Redirected, reason });
-        }
-        if ports.iter().all(|port| port.acs.is_some()) {
-            let egress = that(Acs::has_egress_control, &ports);
-            return Some(if egress.is_empty() {
-                let reason = format!("ACS of {} redirects nothing", names(&ports));
-                PeerAcs { state: PeerWay::Direct, reason }
-            } else {
-                let reason = format!("what the egress vector of {egress} blocks is not known");
-                PeerAcs { state: PeerWay::Unknown, reason }
-            });
-        }
-        Some(self.by_ports_above(meeting, top))
-    }
-
-    /// Where the ports at the meeting are not known: Linux sets ACS alike at all ports that have it
-    /// (`pci_enable_acs`, linux:drivers/pci/pci.c), so that what is known of those above speaks for them.
-    fn by_ports_above(&self, meeting: Bdf, top: Bdf) -> PeerAcs {
-        let above = self.function(meeting).into_iter().chain(self.bridges_above(meeting));
-        let redirecting: Vec<&PciFunction> = above.filter(|port| port.acs.is_some_and(Acs::redirects)).collect();
-        if redirecting.is_empty() {
-            let reason = "the ports' configuration space was not read, which takes root".to_owned();
-            return PeerAcs { state: PeerWay::Unknown, reason };
-        }
-        let reason = format!(
-            "ACS of {} above the switch redirects, and Linux sets it alike at all ports: peer traffic goes up to {top}",
-            names(&redirecting)
-        );
-        PeerAcs { state: PeerWay::Redirected, reason }
+        Paths::of(self, a, b)?.acs()
     }
 
     /// Which way traffic between a GPU and an HCA takes, by the better of the HCA's paths.
     #[must_use]
     pub fn gpu_hca_acs(&self, gpu: GpuId, hca: HcaId) -> Option<PeerAcs> {
         let (gpu, hca) = (self.gpu(gpu)?.bdf?, self.hca(hca)?);
-        let ends = [hca.bdf, hca.data_direct].into_iter().flatten();
         let distance = |end: &Bdf| {
             let level = self.pci_level(gpu, *end);
             (level.is_none(), level)
         };
-        let nearest = ends.min_by_key(distance)?;
+        let nearest = match (hca.bdf, hca.data_direct) {
+            (Some(own), Some(direct)) => [own, direct].into_iter().min_by_key(distance)?,
+            (own, direct) => own.or(direct)?,
+        };
         self.peer_acs(gpu, nearest)
     }
 

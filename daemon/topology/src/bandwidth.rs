@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::bdf::Bdf;
 use crate::level::Level;
 use crate::model::{GpuId, HcaId, Host, PciRole};
-use crate::path::link_of;
+use crate::path::link_gbps;
 use crate::plan::contract::Plan;
 use crate::together::{Part, Way, together};
 
@@ -91,17 +91,14 @@ pub fn of_gpu(host: &Host, plan: &Plan, gpu: &str) -> Option<BandwidthMatch> {
 fn gpu_side(host: &Host, gpu: GpuId, nic: Option<HcaId>) -> Option<f64> {
     let bdf = host.gpu(gpu)?.bdf?;
     let towards = nic.and_then(|nic| host.hca(nic)).and_then(|hca| hca.bdf);
-    let narrowest = towards.and_then(|nic| {
-        let links = host.links_towards(bdf, nic).filter_map(link_of);
-        links.map(|part| part.gbps).min_by(f64::total_cmp)
-    });
-    narrowest.or_else(|| host.function(bdf).and_then(link_of).map(|part| part.gbps))
+    let narrowest = towards.and_then(|nic| host.links_towards(bdf, nic).filter_map(link_gbps).min_by(f64::total_cmp));
+    narrowest.or_else(|| host.function(bdf).and_then(link_gbps))
 }
 
 fn nic_bandwidth(host: &Host, plan: &Plan, gpu: GpuId, nic: HcaId) -> Option<NicBandwidth> {
     let hca = host.hca(nic)?;
     let (near, far) = (host.gpu(gpu)?.bdf?, hca.bdf?);
-    let links = host.links_towards(far, near).filter_map(link_of).map(|part| part.gbps);
+    let links = host.links_towards(far, near).filter_map(link_gbps);
     let users = plan.nics.iter().find(|planned| planned.name == hca.name).map_or(1, |planned| planned.gpus.len());
     Some(NicBandwidth {
         name: hca.name.clone(),
@@ -130,9 +127,9 @@ fn uplink(host: &Host, plan: &Plan, gpu: Bdf) -> Option<Uplink> {
     let above: Vec<_> = host.bridges_above(gpu).collect();
     let switch = above.iter().rfind(|function| is_switch(function.role))?;
     // The port above shows the same link; the narrower of the two reports counts.
-    let own = link_of(switch)?.gbps;
-    let port = above.iter().skip_while(|function| function.bdf != switch.bdf).nth(1).and_then(|port| link_of(port));
-    let gbps = port.map_or(own, |port| port.gbps.min(own));
+    let own = link_gbps(switch)?;
+    let port = above.iter().skip_while(|function| function.bdf != switch.bdf).nth(1).and_then(|port| link_gbps(port));
+    let gbps = port.map_or(own, |port| port.min(own));
     let is_below = |bdf: Bdf| host.bridges_above(bdf).any(|bridge| bridge.bdf == switch.bdf);
     let given = plan.nics.iter().filter(|nic| !nic.gpus.is_empty());
     let nics: Vec<Way> = given

@@ -1,6 +1,7 @@
 //! PCI addresses. Parsed once, compared as numbers, printed one way: NVML pads the domain to eight digits,
 //! sysfs to four, so text is never compared.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
 
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// The domain has 32 bits (Linux gives virtual root ports such as VMD domains from 0x10000 on).
 /// Prints as sysfs does, lower-case, the domain with at least four digits: `0000:07:00.0`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bdf {
     /// PCI domain (segment), 32 bits.
     pub domain: u32,
@@ -27,6 +28,14 @@ pub struct Bdf {
 pub const INVENTED_DOMAINS: u32 = 0xffff_fffe;
 
 impl Bdf {
+    /// Domain, bus, device and function as one number: what the order goes by, cheap to compare.
+    fn number(self) -> u64 {
+        u64::from(self.domain) << 24
+            | u64::from(self.bus) << 16
+            | u64::from(self.device) << 8
+            | u64::from(self.function)
+    }
+
     /// Whether it only stands for a place in this program, and is no address of the host: never to be shown as one.
     #[must_use]
     pub fn is_invented(self) -> bool {
@@ -41,6 +50,18 @@ pub struct RootBus {
     pub domain: u32,
     /// Bus number, 0-255.
     pub bus: u8,
+}
+
+impl Ord for Bdf {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.number().cmp(&other.number())
+    }
+}
+
+impl PartialOrd for Bdf {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 /// Text that is not a PCI address.

@@ -46,9 +46,14 @@ impl Host {
     /// What the host's facts say of GPUDirect RDMA between a GPU and an HCA.
     #[must_use]
     pub fn gdr(&self, gpu: GpuId, hca: HcaId) -> Gdr {
+        self.gdr_with(gpu, hca, self.gpu_hca_acs(gpu, hca).as_ref())
+    }
+
+    /// The same where the way of the traffic is known already.
+    pub(crate) fn gdr_with(&self, gpu: GpuId, hca: HcaId, acs: Option<&PeerAcs>) -> Gdr {
         let told = self.gdr_by_software(gpu, hca);
-        match self.gpu_hca_acs(gpu, hca).filter(PeerAcs::is_redirected) {
-            Some(acs) if told.state != GdrState::Impossible => self.through_root(&told, &acs),
+        match acs.filter(|acs| acs.is_redirected()) {
+            Some(acs) if told.state != GdrState::Impossible => self.through_root(&told, acs),
             _ => told,
         }
     }

@@ -5,7 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::bdf::{Bdf, RootBus};
-use crate::model::{GpuId, HcaId, Host, NumaId, PciFunction, PciRole, Upstream};
+use crate::model::{GpuId, HcaId, Host, NumaId, PciFunction, Upstream};
+use crate::paths::Paths;
 
 /// How near two devices are, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -97,40 +98,11 @@ pub struct Meeting {
     pub hops_b: usize,
 }
 
-/// Bridges between a function and the last of `above`, nearest first, which is where paths meet.
-/// A switch listed as one element has a downstream port towards the function that has no element of its own.
-fn hops(above: &[&PciFunction], shared: usize) -> usize {
-    let own = above.len().saturating_sub(shared);
-    // The bridge where the paths meet counts with the port that leads down, where that is not listed.
-    let with_meeting = above.iter().take(own + usize::from(shared > 0));
-    let below = std::iter::once(PciRole::Endpoint).chain(above.iter().map(|bridge| bridge.role));
-    let unlisted = with_meeting
-        .zip(below)
-        .filter(|(bridge, below)| bridge.role == PciRole::Switch && *below != PciRole::SwitchDownstream);
-    own + unlisted.count()
-}
-
 impl Host {
     /// Where the paths of two functions meet; `None` if one of them is not in the tree.
     #[must_use]
     pub fn meeting(&self, a: Bdf, b: Bdf) -> Option<Meeting> {
-        self.function(a)?;
-        self.function(b)?;
-        let above_a: Vec<&PciFunction> = self.bridges_above(a).collect();
-        let above_b: Vec<&PciFunction> = self.bridges_above(b).collect();
-        let shared = above_a.iter().rev().zip(above_b.iter().rev()).take_while(|(a, b)| a.bdf == b.bdf).count();
-        Some(Meeting {
-            bridge: shared.checked_sub(1).and_then(|last| above_a.iter().rev().nth(last)).map(|f| f.bdf),
-            depth: shared,
-            hops_a: hops(&above_a, shared),
-            hops_b: hops(&above_b, shared),
-        })
-    }
-
-    /// Whether the paths of two functions meet at a bridge: whether the topmost one above both is the same.
-    pub(crate) fn share_bridge(&self, a: Bdf, b: Bdf) -> bool {
-        let top = |bdf: Bdf| self.bridges_above(bdf).last().map(|bridge| bridge.bdf);
-        top(a).is_some_and(|above| top(b) == Some(above))
+        Paths::of(self, a, b).map(|paths| paths.meeting())
     }
 
     /// The root bus above a function; `None` where the tree is not known that far.
@@ -150,12 +122,13 @@ impl Host {
         if a == b {
             return self.function(a).map(|_| Level::Same);
         }
-        let meeting = self.meeting(a, b)?;
+        let paths = Paths::of(self, a, b)?;
+        let meeting = paths.meeting();
         if meeting.bridge.is_some() {
             let near = meeting.hops_a <= 1 && meeting.hops_b <= 1;
             return Some(if near { Level::Pix } else { Level::Pxb });
         }
-        if self.root_bus(a)? == self.root_bus(b)? {
+        if paths.share_root_bus()? {
             return Some(Level::Phb);
         }
         Some(self.level_across_roots(self.numa_of(a), self.numa_of(b)))

@@ -55,6 +55,7 @@ pub mod model;
 pub mod nccl_xml;
 mod pasted;
 pub mod path;
+mod paths;
 pub mod place;
 pub mod plan;
 pub mod profile;

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
 use crate::model::{GpuId, HcaId, Host, NvLinkEnd, PciFunction};
+use crate::paths::Paths;
 
 /// The narrowest part of a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,38 +30,37 @@ pub(crate) fn is_emulated(function: &PciFunction) -> bool {
     )
 }
 
-pub(crate) fn link_of(function: &PciFunction) -> Option<Bottleneck> {
-    if is_emulated(function) {
-        return None;
-    }
-    let gbps = function.link.gbps()?;
-    Some(Bottleneck { gbps, hop: function.bdf.to_string() })
+/// What the link of a function carries; `None` where that is unknown or made up.
+pub(crate) fn link_gbps(function: &PciFunction) -> Option<f64> {
+    if is_emulated(function) { None } else { function.link.gbps() }
+}
+
+/// The narrowest of these links, the first of equals; `None` if none is known.
+fn narrowest<'a>(links: impl Iterator<Item = &'a PciFunction>) -> Option<Bottleneck> {
+    let known = links.filter_map(|function| Some((function.bdf, link_gbps(function)?)));
+    let (bdf, gbps) = known.reduce(|a, b| if b.1 < a.1 { b } else { a })?;
+    Some(Bottleneck { gbps, hop: bdf.to_string() })
 }
 
 impl Host {
-    /// Functions whose links lie between a device and where its path meets that of another, the device
-    /// first. The bridge where they meet is not among them: its link is above. Where ACS sends peer traffic up, it
-    /// takes all links to the root.
+    /// Functions whose links lie between a device and where its path meets that of another, the device first: those that
+    /// traffic between them takes on its side.
     pub(crate) fn links_towards(&self, from: Bdf, other: Bdf) -> impl Iterator<Item = &PciFunction> {
-        let is_turned =
-            self.share_bridge(from, other) && !self.peer_acs(from, other).is_some_and(|acs| acs.is_redirected());
-        let meeting = if is_turned { self.meeting(from, other).and_then(|meeting| meeting.bridge) } else { None };
-        let own = self.function(from).into_iter();
-        own.chain(self.bridges_above(from)).take_while(move |f| Some(f.bdf) != meeting)
+        let paths = Paths::of(self, from, other);
+        paths.map(|paths| paths.links_of_a().collect::<Vec<_>>()).unwrap_or_default().into_iter()
     }
 
     /// Narrowest known PCIe link between two functions; `None` if no link on the way is known.
     #[must_use]
     pub fn pci_bottleneck(&self, a: Bdf, b: Bdf) -> Option<Bottleneck> {
-        let links = self.links_towards(a, b).chain(self.links_towards(b, a));
-        links.filter_map(link_of).reduce(Bottleneck::narrower)
+        let paths = Paths::of(self, a, b)?;
+        narrowest(paths.links_of_a().chain(paths.links_of_b()))
     }
 
     /// Narrowest known PCIe link between a function and its root bus, which is the way to host memory.
     #[must_use]
     pub fn root_bottleneck(&self, bdf: Bdf) -> Option<Bottleneck> {
-        let links = self.function(bdf).into_iter().chain(self.bridges_above(bdf));
-        links.filter_map(link_of).reduce(Bottleneck::narrower)
+        narrowest(self.function(bdf).into_iter().chain(self.bridges_above(bdf)))
     }
 
     /// The fastest usable port of an HCA.
@@ -87,7 +87,7 @@ impl Host {
     pub(crate) fn nic_side_gbps(&self, gpu: GpuId, hca: HcaId) -> Option<f64> {
         let (near, far) = (self.gpu(gpu)?.bdf, self.hca(hca)?.bdf);
         let links = near.zip(far).into_iter().flat_map(|(a, b)| self.links_towards(b, a));
-        links.filter_map(link_of).chain(self.port_bottleneck(hca)).map(|part| part.gbps).min_by(f64::total_cmp)
+        links.filter_map(link_gbps).chain(self.hca(hca)?.rate_gbps()).min_by(f64::total_cmp)
     }
 
     /// Gbit/s of the NVLinks bonded between two GPUs in one direction; `None` without NVLink or rate.

@@ -19,7 +19,7 @@ use crate::{foreign, profile, rocm_topo, topo_m};
 /// `/sys` is absent or cannot be listed.
 pub fn read_live(options: &ReadOptions) -> Result<Snapshot, TopologyError> {
     let source = Source { kind: SourceKind::Live, path: None };
-    Ok(Snapshot { generation: 1, source, host: assemble(sysfs::read_live()?, options) })
+    Ok(Snapshot { generation: 1, source, host: assemble(sysfs::read_live(&options.gpu_ids)?, options) })
 }
 
 /// Reads a captured sysfs tree below a folder that holds `sys/` or is it.
@@ -28,7 +28,7 @@ pub fn read_live(options: &ReadOptions) -> Result<Snapshot, TopologyError> {
 /// The folder cannot be read or holds no sysfs tree.
 pub fn read_root(root: &Path, options: &ReadOptions) -> Result<Snapshot, TopologyError> {
     let source = Source { kind: SourceKind::Sysfs, path: Some(root.to_owned()) };
-    let raw = sysfs::read(root, SourceKind::Sysfs)?;
+    let raw = sysfs::read(root, SourceKind::Sysfs, &options.gpu_ids)?;
     Ok(Snapshot { generation: 1, source, host: assemble(raw, options) })
 }
 
@@ -61,7 +61,7 @@ pub fn read_input(path: &Path, options: &ReadOptions) -> Result<Snapshot, Topolo
 pub fn read_stream(mut stream: impl Read, path: &Path, options: &ReadOptions) -> Result<Snapshot, TopologyError> {
     let head = take(&mut stream, archive::HEAD_BYTES, path)?;
     if let Some(packing) = archive::Packing::of(&head) {
-        let raw = archive::read(packing, &head, stream, path)?;
+        let raw = archive::read(packing, &head, stream, path, &options.gpu_ids)?;
         return Ok(snapshot(raw, path, options));
     }
     let mut bytes = head;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::bdf::Bdf;
 use crate::model::{GpuId, HcaId, Host, PciFunction};
-use crate::path::link_of;
+use crate::path::link_gbps;
 
 /// What data passes on the way, in one direction. Equal parts are one thing that all who pass it share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,7 +67,7 @@ impl Host {
         let part = |function: &PciFunction| {
             let is_own = function.bdf == nic;
             let own = || Part::Slot(slot(function.physical_function.unwrap_or(nic)));
-            Some((if is_own { own() } else { Part::Bridge(function.bdf) }, link_of(function)?.gbps))
+            Some((if is_own { own() } else { Part::Bridge(function.bdf) }, link_gbps(function)?))
         };
         match near {
             Some(near) => self.links_towards(nic, near).filter_map(part).collect(),
@@ -87,7 +87,7 @@ impl Host {
         let way = |id: &HcaId| {
             let ends = self.gpu(gpu).and_then(|gpu| gpu.bdf).zip(self.function_towards(gpu, *id));
             let own = ends.into_iter().flat_map(|(gpu, nic)| self.links_towards(gpu, nic));
-            let own = own.filter_map(|function| Some((Part::GpuSide(function.bdf), link_of(function)?.gbps)));
+            let own = own.filter_map(|function| Some((Part::GpuSide(function.bdf), link_gbps(function)?)));
             self.nic_side(gpu, *id).into_iter().chain(own).collect()
         };
         together(&hcas.iter().map(way).collect::<Vec<Way>>())

@@ -308,6 +308,58 @@ fn a_second_folder_of_the_same_address_is_not_taken_for_the_device() {
 }
 
 #[test]
+fn a_tree_without_uevent_files_gives_the_same_from_modalias() {
+    let host = profile::builtin("two-socket-2gpu").unwrap().host;
+    let tree = tree_of(&host);
+    for function in &host.functions {
+        let folder = tree.path().join(format!("sys/bus/pci/devices/{}", function.bdf));
+        fs::remove_file(folder.join("uevent")).unwrap();
+        let id = |id: Option<u16>| u32::from(id.unwrap());
+        let (subsystem, class) = (function.subsystem.unwrap_or_default(), function.class.unwrap().0);
+        let alias = format!(
+            "pci:v{:08X}d{:08X}sv{:08X}sd{:08X}bc{:02X}sc{:02X}i{:02X}\n",
+            id(function.vendor),
+            id(function.device),
+            subsystem.0,
+            subsystem.1,
+            class >> 16,
+            class >> 8 & 0xff,
+            class & 0xff
+        );
+        fs::write(folder.join("modalias"), alias).unwrap();
+        for file in ["vendor", "device", "class"] {
+            fs::remove_file(folder.join(file)).unwrap();
+        }
+    }
+    // Drivers of ports are told by uevent alone.
+    let without = |host: Host| {
+        let mut host = plain(host);
+        host.functions.iter_mut().filter(|function| function.is_bridge()).for_each(|bridge| bridge.driver = None);
+        host
+    };
+    assert_eq!(without(read(tree.path()).host), without(host));
+}
+
+#[test]
+fn a_virtual_function_has_no_link_of_its_own_and_a_usb_controller_is_asked_for_none() {
+    let host = profile::snapshot(
+        "gdrd-host-profile 1\npci 0000:00:01.0 8086:352a 060400 pci0000:00 32x16 numa=0\n\
+         pci 0000:01:00.0 15b3:101e 020000 0000:00:01.0 32x16\n\
+         pci 0000:01:00.1 15b3:101e 020000 0000:00:01.0 32x16 physfn=0000:01:00.0\n\
+         pci 0000:01:01.0 1b73:1100 0c0330 0000:00:01.0 8x1\n",
+        None,
+        &ReadOptions::default(),
+    );
+    let read = read(tree_of(&host.unwrap().host).path()).host;
+    let function = |bdf: &str| read.function(bdf.parse().unwrap()).unwrap().clone();
+    assert!(function("0000:01:00.0").link.current.is_some());
+    let unlinked = ["0000:01:00.1", "0000:01:01.0"].map(function);
+    assert!(unlinked.iter().all(|function| function.link.current.is_none()), "{unlinked:?}");
+    assert!(unlinked.iter().all(|function| function.numa_id().is_some()), "that of the bus");
+    assert_eq!(unlinked[0].physical_function, Some("0000:01:00.0".parse().unwrap()));
+}
+
+#[test]
 fn an_empty_tree_is_an_empty_host() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("sys/class")).unwrap();

@@ -35,7 +35,7 @@ impl GpuIds {
             .map(Self)
     }
 
-    fn contains(&self, function: &PciFunction) -> bool {
+    pub(crate) fn contains(&self, function: &PciFunction) -> bool {
         let ids = function.vendor.zip(function.device);
         ids.is_some_and(|ids| self.0.contains(&ids))
     }

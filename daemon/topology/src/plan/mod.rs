@@ -14,6 +14,7 @@ mod wording;
 
 use std::collections::BTreeMap;
 
+use crate::acs::PeerAcs;
 use crate::bdf::Bdf;
 use crate::gdr::Gdr;
 use crate::level::Level;
@@ -169,23 +170,24 @@ impl<'a> Pairing<'a> {
 
     fn pair_plan(&self, gpu: GpuId, nic: HcaId) -> Option<PairPlan> {
         let hca = self.host.hca(nic)?;
+        let acs = self.host.gpu_hca_acs(gpu, nic);
         Some(PairPlan {
             name: hca.name.clone(),
             bdf: shown(hca.bdf),
             level: self.host.gpu_hca_level(gpu, nic),
             gbps: self.host.gpu_hca_bottleneck(gpu, nic).map(|narrowest| round(narrowest.gbps)),
-            gdr: self.gdr(gpu, nic),
-            acs: self.host.gpu_hca_acs(gpu, nic),
+            gdr: self.gdr(gpu, nic, acs.as_ref()),
+            acs,
         })
     }
 
     /// What probing found, else what the host's facts say.
-    fn gdr(&self, gpu: GpuId, nic: HcaId) -> Gdr {
+    fn gdr(&self, gpu: GpuId, nic: HcaId, acs: Option<&PeerAcs>) -> Gdr {
         let probed = self.host.gpu(gpu).and_then(|gpu| {
             let key = gpu.uuid().map(str::to_owned).or_else(|| gpu.bdf.map(|bdf| bdf.to_string()));
             self.options.gdr.get(&(key.unwrap_or_else(|| gpu.name.clone()), self.name(nic)))
         });
-        probed.cloned().unwrap_or_else(|| self.host.gdr(gpu, nic))
+        probed.cloned().unwrap_or_else(|| self.host.gdr_with(gpu, nic, acs))
     }
 
     fn nic_plan(&self, id: HcaId) -> Option<NicPlan> {

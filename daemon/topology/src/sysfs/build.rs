@@ -143,8 +143,14 @@ impl Writer<'_> {
     }
 
     fn link_files(&self, path: &str, link: Link) -> io::Result<()> {
+        if link == Link::default() {
+            return Ok(());
+        }
         let one = |which: &str, rate: Option<LinkRate>| {
-            let Some(rate) = rate else { return Ok(()) };
+            let Some(rate) = rate else {
+                self.file(&format!("{path}/{which}_link_speed"), "Unknown")?;
+                return self.file(&format!("{path}/{which}_link_width"), "0");
+            };
             let (whole, tenths) = (rate.speed.mega_transfers() / 1000, rate.speed.mega_transfers() % 1000 / 100);
             self.file(&format!("{path}/{which}_link_speed"), format!("{whole}.{tenths} GT/s PCIe"))?;
             self.file(&format!("{path}/{which}_link_width"), rate.width.lanes().to_string())

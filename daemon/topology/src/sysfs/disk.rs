@@ -38,6 +38,11 @@ impl Disk {
         Ok(Self { root: rustix::fs::openat(CWD, path, flags, Mode::empty())?, last: RefCell::default() })
     }
 
+    /// The same root, with nothing of it open.
+    pub(super) fn another(&self) -> io::Result<Self> {
+        Ok(Self { root: self.root.try_clone()?, last: RefCell::default() })
+    }
+
     /// Puts the first `limit` bytes of a regular file into `bytes`.
     pub(super) fn read(&self, path: At<'_>, limit: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
         let file = self.open_file(path).map_err(told)?;

@@ -18,20 +18,25 @@ pub(super) struct Ids {
     pub(super) are_whole: bool,
 }
 
+/// Which file tells the ids: a tree has either for all its functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IdsFile {
+    Uevent,
+    Modalias,
+}
+
 impl Ids {
-    pub(super) fn read(tree: &Tree, folder: &str) -> Self {
-        let mut ids = tree.parse((folder, "uevent"), |text| Some(of_uevent(text))).unwrap_or_default();
-        ids.are_whole = ids.vendor.is_some();
-        if ids.vendor.is_none() || ids.class.is_none() {
-            let told = tree.parse((folder, "modalias"), of_modalias).unwrap_or_default();
-            ids = Self {
-                vendor: ids.vendor.or(told.vendor),
-                device: ids.device.or(told.device),
-                subsystem: ids.subsystem.or(told.subsystem),
-                class: ids.class.or(told.class),
-                ..ids
-            };
+    /// Asks `first` before the other file, and leaves there which to ask first of the next function.
+    pub(super) fn read(tree: &Tree, folder: &str, first: &mut IdsFile) -> Self {
+        let ids = Self::of_file(tree, folder, *first);
+        if ids.is_known() {
+            return ids;
         }
+        *first = match *first {
+            IdsFile::Uevent => IdsFile::Modalias,
+            IdsFile::Modalias => IdsFile::Uevent,
+        };
+        let mut ids = ids.or(Self::of_file(tree, folder, *first));
         if ids.vendor.is_none() {
             let id = |file| hex(tree, folder, file).and_then(|id| u16::try_from(id).ok());
             ids.vendor = id("vendor");
@@ -40,6 +45,29 @@ impl Ids {
         }
         ids.class = ids.class.or_else(|| hex(tree, folder, "class").and_then(class));
         ids
+    }
+
+    fn of_file(tree: &Tree, folder: &str, file: IdsFile) -> Self {
+        let told = match file {
+            IdsFile::Uevent => tree.parse((folder, "uevent"), |text| Some(of_uevent(text))),
+            IdsFile::Modalias => tree.parse((folder, "modalias"), of_modalias),
+        };
+        told.unwrap_or_default()
+    }
+
+    fn is_known(&self) -> bool {
+        self.vendor.is_some() && self.class.is_some()
+    }
+
+    fn or(self, other: Self) -> Self {
+        Self {
+            vendor: self.vendor.or(other.vendor),
+            device: self.device.or(other.device),
+            subsystem: self.subsystem.or(other.subsystem),
+            class: self.class.or(other.class),
+            driver: self.driver.or(other.driver),
+            are_whole: self.are_whole || other.are_whole,
+        }
     }
 }
 
@@ -62,6 +90,7 @@ fn of_uevent(text: &str) -> Ids {
             _ => {}
         }
     }
+    ids.are_whole = ids.vendor.is_some();
     ids
 }
 
@@ -101,7 +130,7 @@ mod tests {
     fn the_two_files_tell_the_same() {
         let uevent = "DRIVER=mlx5_core\nPCI_CLASS=20700\nPCI_ID=15B3:101B\nPCI_SUBSYS_ID=15B3:0007\nPCI_SLOT_NAME=x\n";
         let told = of_modalias("pci:v000015B3d0000101Bsv000015B3sd00000007bc02sc07i00").unwrap();
-        assert_eq!(of_uevent(uevent), Ids { driver: Some("mlx5_core".to_owned()), ..told });
+        assert_eq!(of_uevent(uevent), Ids { driver: Some("mlx5_core".to_owned()), are_whole: true, ..told });
     }
 
     #[test]

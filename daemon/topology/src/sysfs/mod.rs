@@ -13,6 +13,7 @@ mod fabric;
 mod ids;
 mod memory;
 mod others;
+mod parallel;
 mod pci;
 mod place;
 mod rdma;
@@ -23,34 +24,38 @@ use std::path::Path;
 
 use sysfs_class::{PciDevice, SysClass};
 
+use crate::assemble::GpuIds;
 use crate::error::TopologyError;
 use crate::model::RawHost;
 use crate::source::SourceKind;
 use tree::Tree;
 
-/// Lists the facts of a sysfs tree below `root`, which holds `sys/` or is it.
+/// Lists the facts of a sysfs tree below `root`, which holds `sys/` or is it; functions with `gpu_ids` are read as GPUs.
 ///
 /// # Errors
 /// The root cannot be opened, holds no sysfs tree, or a folder has more entries than any host.
-pub fn read(root: &Path, source: SourceKind) -> Result<RawHost, TopologyError> {
-    facts(&Tree::open(root)?, source)
+pub fn read(root: &Path, source: SourceKind, gpu_ids: &GpuIds) -> Result<RawHost, TopologyError> {
+    facts(&Tree::open(root)?, source, gpu_ids)
 }
 
 /// Lists the facts of a tree.
-fn facts(tree: &Tree, source: SourceKind) -> Result<RawHost, TopologyError> {
+fn facts(tree: &Tree, source: SourceKind, gpu_ids: &GpuIds) -> Result<RawHost, TopologyError> {
     let mut raw = RawHost::new(source);
     raw.cpu = others::cpu(tree);
     raw.numa_nodes = others::numa_nodes(tree);
-    raw.functions = pci::read(tree, source)?;
-    raw.kernel = others::kernel(tree, &raw.functions);
     raw.hcas = rdma::read(tree)?;
-    vpd::link(tree, &raw.functions, raw.hcas.as_deref_mut().unwrap_or_default());
     raw.gpus = driver::gpus(tree);
+    raw.drives = others::drives(tree, source);
+    let of_hcas = raw.hcas.iter().flatten().filter_map(|hca| hca.bdf);
+    let of_others = raw.gpus.iter().map(|gpu| gpu.bdf).chain(raw.drives.iter().filter_map(|drive| drive.bdf));
+    let matter = pci::Matter { gpu_ids, listed: of_hcas.chain(of_others).collect() };
+    raw.functions = pci::read(tree, source, &matter)?;
+    raw.kernel = others::kernel(tree, &raw.functions);
+    vpd::link(tree, &raw.functions, raw.hcas.as_deref_mut().unwrap_or_default());
     if source == SourceKind::Sysfs {
         raw.driver = driver::captured(tree);
     }
     raw.netdevs = others::netdevs(tree, source);
-    raw.drives = others::drives(tree, source);
     raw.peer_memory_modules = others::peer_memory_modules(tree);
     raw.warnings = tree.take_warnings();
     Ok(raw)
@@ -60,8 +65,8 @@ fn facts(tree: &Tree, source: SourceKind) -> Result<RawHost, TopologyError> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_live() -> Result<RawHost, TopologyError> {
-    let mut raw = read(Path::new("/"), SourceKind::Live)?;
+pub fn read_live(gpu_ids: &GpuIds) -> Result<RawHost, TopologyError> {
+    let mut raw = read(Path::new("/"), SourceKind::Live, gpu_ids)?;
     // A second opinion on the list alone: that crate's getters trust the content of the files.
     if let Ok(devices) = PciDevice::all() {
         let (ours, theirs) = (raw.functions.len(), devices.len());
@@ -99,7 +104,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         build::build(&host(groups), folder.path()).unwrap();
         let tree = Tree::open(folder.path()).unwrap();
-        let raw = facts(&tree, SourceKind::Sysfs).unwrap();
+        let raw = facts(&tree, SourceKind::Sysfs, &GpuIds::default()).unwrap();
         assert_eq!(raw.functions.len(), groups * 4);
         tree.asked()
     }

@@ -1,29 +1,64 @@
 //! PCI functions: bus/pci/devices, or without it what the class folders link to.
+//!
+//! Of functions that data of ours neither comes from nor goes through (those inside of CPUs, USB and the like) only who they
+//! are is asked, and of virtual functions no link, since they have none: on large hosts these are most.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use crate::assemble::GpuIds;
 use crate::bdf::{Bdf, PathPart, RootBus};
 use crate::error::TopologyError;
 use crate::link::{Link, LinkRate, LinkSpeed, LinkWidth};
-use crate::model::{NumaId, PciFunction, Upstream};
+use crate::model::{NumaId, PciClass, PciFunction, Upstream};
 use crate::source::{SourceKind, Sourced};
 use crate::sysfs::config;
-use crate::sysfs::ids::Ids;
+use crate::sysfs::ids::{Ids, IdsFile};
+use crate::sysfs::parallel;
 use crate::sysfs::place::{Step, last_step, steps};
 use crate::sysfs::tree::Tree;
+use crate::sysfs::vpd;
 
 const DEVICES: &str = "sys/bus/pci/devices";
 /// Class folders whose links show PCI functions where bus/pci is hidden, as in sandboxes.
 const CLASSES: [&str; 5] = ["infiniband", "net", "nvme", "drm", "infiniband_verbs"];
 
+/// Which functions matter whatever their class.
+#[derive(Debug)]
+pub(super) struct Matter<'a> {
+    /// By id: what the operator calls a GPU.
+    pub(super) gpu_ids: &'a GpuIds,
+    /// By address: those of RDMA devices, drives and GPUs that the tree lists as such.
+    pub(super) listed: BTreeSet<Bdf>,
+}
+
+impl Matter<'_> {
+    /// Whether a GPU, a NIC or a drive may hang at a function, or below it.
+    fn includes(&self, function: &PciFunction) -> bool {
+        self.listed.contains(&function.bdf)
+            || function.class.is_none_or(|class| class.is_bridge() || DATA_CLASSES.contains(&base_class(class)))
+            || matches!(function.subclass(), PciClass::NVME | PciClass::SERIAL_INFINIBAND)
+            || vpd::is_data_direct(function)
+            || self.gpu_ids.contains(function)
+    }
+}
+
+/// Base classes of what data comes from and goes to: network, display, processors, accelerators and co-processors.
+const DATA_CLASSES: [u32; 5] = [0x02, 0x03, 0x0b, 0x12, 0x40];
+
+fn base_class(class: PciClass) -> u32 {
+    class.0 >> 16
+}
+
 /// Reads all functions of the tree.
-pub(super) fn read(tree: &Tree, source: SourceKind) -> Result<Vec<PciFunction>, TopologyError> {
+pub(super) fn read(tree: &Tree, source: SourceKind, matter: &Matter<'_>) -> Result<Vec<PciFunction>, TopologyError> {
     let found = match tree.list(DEVICES)? {
         Some(names) => listed(tree, names),
         None => linked(tree),
     };
-    let mut reader = Reader { tree, source, numa_of_roots: BTreeMap::new() };
-    Ok(found.into_iter().map(|step| reader.function(&step)).collect())
+    Ok(parallel::by_parts(tree, &found, |tree, part| {
+        let mut reader = Reader { tree, source, matter, numa_of_roots: BTreeMap::new(), ids_file: IdsFile::Uevent };
+        part.iter().map(|step| reader.function(step)).collect()
+    }))
 }
 
 /// Functions of bus/pci/devices. Only these links count: a tree may hold folders of the same name at
@@ -84,13 +119,16 @@ pub(super) fn device_path(tree: &Tree, entry: &str) -> Option<String> {
 struct Reader<'a> {
     tree: &'a Tree,
     source: SourceKind,
+    matter: &'a Matter<'a>,
     numa_of_roots: BTreeMap<RootBus, Option<NumaId>>,
+    /// Where the ids of the function before were.
+    ids_file: IdsFile,
 }
 
 impl Reader<'_> {
     fn function(&mut self, step: &Step) -> PciFunction {
         let (tree, folder) = (self.tree, step.path.as_str());
-        let ids = Ids::read(tree, folder);
+        let ids = Ids::read(tree, folder, &mut self.ids_file);
         let function = PciFunction {
             vendor: ids.vendor,
             device: ids.device,
@@ -100,37 +138,34 @@ impl Reader<'_> {
             ..PciFunction::new(step.bdf, self.source)
         };
         let sourced = |numa: NumaId| Sourced::new(numa, self.source);
-        if let Upstream::Root(root) = step.upstream
-            && is_inside_cpu(&ids)
-        {
+        if !self.matter.includes(&function) {
             // The kernel gives all functions of a bus the node of the bus (`pci_device_add`, Linux drivers/pci/probe.c).
-            let numa = *self.numa_of_roots.entry(root).or_insert_with(|| numa(tree, folder));
+            let numa = match step.upstream {
+                Upstream::Root(root) => *self.numa_of_roots.entry(root).or_insert_with(|| numa(tree, folder)),
+                Upstream::Bridge(_) | Upstream::Unknown => None,
+            };
             return PciFunction { numa: numa.map(sourced), driver: ids.driver, ..function };
         }
+        if function.is_bridge() {
+            return PciFunction {
+                link: link(tree, folder),
+                numa: numa(tree, folder).map(sourced),
+                driver: ids.driver,
+                // Peer traffic turns at ports, so that of other functions it does not matter.
+                acs: config::acs(tree, folder),
+                ..function
+            };
+        }
+        let physical = tree.target_name((folder, "physfn")).and_then(|name| name.parse().ok());
         PciFunction {
-            link: link(tree, folder),
+            // A virtual function's registers of its link read zero (PCIe Base Specification 6.0, 9.3.5).
+            link: if physical.is_some() { Link::default() } else { link(tree, folder) },
             numa: numa(tree, folder).map(sourced),
             driver: ids.driver.or_else(|| if ids.are_whole { None } else { tree.target_name((folder, "driver")) }),
-            physical_function: tree.target_name((folder, "physfn")).and_then(|name| name.parse().ok()),
-            // Peer traffic turns at ports, so that of other functions it does not matter.
-            acs: ids.class.filter(|class| class.is_bridge()).and_then(|_| config::acs(tree, folder)),
+            physical_function: physical,
             ..function
         }
     }
-}
-
-/// Intel and AMD: who makes CPUs with PCI functions of their own.
-const CPU_VENDORS: [u16; 2] = [0x8086, 0x1022];
-/// Base classes of what data comes from and goes to: storage, network, display, processors, InfiniBand of old cards and
-/// accelerators.
-const DATA_CLASSES: [u32; 7] = [0x01, 0x02, 0x03, 0x0b, 0x0c, 0x12, 0x40];
-
-/// Whether a function on a root bus is one of the many by which a CPU shows its inside (counters, memory controllers, buses
-/// of the board): these have no link, and asking each for all would be most of the work on large hosts.
-fn is_inside_cpu(ids: &Ids) -> bool {
-    let is_of_cpu = ids.vendor.is_some_and(|vendor| CPU_VENDORS.contains(&vendor));
-    let class = ids.class.filter(|_| is_of_cpu);
-    class.is_some_and(|class| !class.is_bridge() && !DATA_CLASSES.contains(&(class.0 >> 16)))
 }
 
 fn numa(tree: &Tree, folder: &str) -> Option<NumaId> {
@@ -140,10 +175,15 @@ fn numa(tree: &Tree, folder: &str) -> Option<NumaId> {
 
 /// The link above a function. Guests and dead links print "Unknown", width 0 or 255: all unknown.
 fn link(tree: &Tree, folder: &str) -> Link {
-    let rate = |speed: &str, width: &str| {
-        let speed = tree.parse((folder, speed), LinkSpeed::parse)?;
-        let width = tree.parse((folder, width), |text| LinkWidth::from_lanes(text.parse().ok()?))?;
-        Some(LinkRate { speed, width })
+    let width = |file: &str| tree.parse((folder, file), |text| LinkWidth::from_lanes(text.parse().ok()?));
+    let rate = |speed: Option<LinkSpeed>, file: &str| {
+        let speed = speed?;
+        Some(LinkRate { speed, width: width(file)? })
     };
-    Link { current: rate("current_link_speed", "current_link_width"), max: rate("max_link_speed", "max_link_width") }
+    // The kernel shows all four or none (`pcie_dev_attrs_are_visible`, Linux drivers/pci/pci-sysfs.c).
+    let Some(current) = tree.parse_found((folder, "current_link_speed"), LinkSpeed::parse) else {
+        return Link::default();
+    };
+    let max = tree.parse((folder, "max_link_speed"), LinkSpeed::parse);
+    Link { current: rate(current, "current_link_width"), max: rate(max, "max_link_width") }
 }

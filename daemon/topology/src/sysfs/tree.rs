@@ -112,12 +112,24 @@ impl Tree {
         })
     }
 
-    fn count(&self) {
-        self.asked.set(self.asked.get().saturating_add(1));
+    /// The same tree for another thread; `None` where it lies in memory, which is read faster than shared.
+    pub(super) fn another(&self) -> Option<Self> {
+        let Files::Disk(disk) = &self.files else { return None };
+        Some(Self {
+            files: Files::Disk(disk.another().ok()?),
+            path: self.path.clone(),
+            warnings: RefCell::default(),
+            buffer: RefCell::default(),
+            asked: Cell::default(),
+        })
+    }
+
+    /// Adds what another one of the same tree was asked.
+    pub(super) fn count(&self, asked: usize) {
+        self.asked.set(self.asked.get().saturating_add(asked));
     }
 
     /// Files, links and folders asked for so far.
-    #[cfg(test)]
     pub(super) fn asked(&self) -> usize {
         self.asked.get()
     }
@@ -128,6 +140,13 @@ impl Tree {
         if warnings.len() < MAX_WARNINGS {
             warnings.push(format!("{path}: {why}"));
         }
+    }
+
+    /// Takes over warnings of another one of the same tree.
+    pub(super) fn put_warnings(&self, more: Vec<String>) {
+        let mut warnings = self.warnings.borrow_mut();
+        let room = MAX_WARNINGS.saturating_sub(warnings.len());
+        warnings.extend(more.into_iter().take(room));
     }
 
     pub(super) fn take_warnings(&self) -> Vec<String> {
@@ -147,13 +166,22 @@ impl Tree {
 
     /// What `parse` makes of the text of an attribute, as in [`Self::text`], without a copy of it.
     pub(super) fn parse<'a, T>(&self, path: impl Into<At<'a>>, parse: impl FnOnce(&str) -> Option<T>) -> Option<T> {
+        self.parse_found(path, parse).flatten()
+    }
+
+    /// As [`Self::parse`], with `None` where there is no such file.
+    pub(super) fn parse_found<'a, T>(
+        &self,
+        path: impl Into<At<'a>>,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<Option<T>> {
         let path = path.into();
         match self.read(path, parse) {
-            Ok(parsed) => parsed,
+            Ok(parsed) => Some(parsed),
             Err(error) if is_missing(&error) => None,
             Err(error) => {
                 self.warn(&path.to_string(), error);
-                None
+                Some(None)
             }
         }
     }
@@ -205,7 +233,7 @@ impl Tree {
     }
 
     fn fill(&self, path: At<'_>, limit: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
-        self.count();
+        self.count(1);
         match &self.files {
             Files::Disk(disk) => disk.read(path, limit, bytes),
             Files::Memory(memory) => memory.read(path, limit, bytes),
@@ -215,7 +243,7 @@ impl Tree {
     /// Names in a folder, sorted. A missing folder is `None`. Names that are no text are left out with a
     /// warning; more than [`MAX_ENTRIES`] is an error.
     pub(super) fn list(&self, path: &str) -> Result<Option<Vec<String>>, TopologyError> {
-        self.count();
+        self.count(1);
         let failed = |source: io::Error| TopologyError::Read { path: self.full(path), source };
         let listed = match &self.files {
             Files::Disk(disk) => disk.names(path, MAX_ENTRIES + 1),
@@ -249,7 +277,7 @@ impl Tree {
 
     /// Whether the path leads to a folder inside the root.
     pub(super) fn is_dir(&self, path: &str) -> bool {
-        self.count();
+        self.count(1);
         match &self.files {
             Files::Disk(disk) => disk.is_dir(path),
             Files::Memory(memory) => memory.is_dir(path),
@@ -277,7 +305,7 @@ impl Tree {
 
     /// What `read` makes of the text of a link; `None` if it is none, or no text.
     fn link<T>(&self, path: At<'_>, read: impl FnOnce(&str) -> T) -> Option<T> {
-        self.count();
+        self.count(1);
         let mut bytes = self.buffer.take();
         let link = match &self.files {
             Files::Disk(disk) => disk.link(path, &mut bytes),

@@ -10,6 +10,7 @@ mod tape;
 use std::io::{self, Read};
 use std::path::Path;
 
+use crate::assemble::GpuIds;
 use crate::error::TopologyError;
 use crate::model::RawHost;
 use crate::source::SourceKind;
@@ -22,13 +23,19 @@ pub(crate) use packing::{HEAD_BYTES, Packing};
 /// # Errors
 /// It does not unpack, is larger than any capture, holds what no sysfs tree has (names that leave the
 /// archive, devices), or no sysfs tree.
-pub(crate) fn read(packing: Packing, head: &[u8], rest: impl Read, path: &Path) -> Result<RawHost, TopologyError> {
+pub(crate) fn read(
+    packing: Packing,
+    head: &[u8],
+    rest: impl Read,
+    path: &Path,
+    gpu_ids: &GpuIds,
+) -> Result<RawHost, TopologyError> {
     let whole = io::Cursor::new(head.to_vec()).chain(rest);
     let bad = |message: String| TopologyError::BadInput { path: Some(path.to_owned()), what: packing.name(), message };
     let unpacked = packing.unpack(whole, head).map_err(|error| bad(chain(&error)))?;
     let (memory, warnings) = tape::read(unpacked).map_err(|error| bad(chain(&error)))?;
     let tree = Tree::in_memory(memory, path)?;
-    let mut raw = super::facts(&tree, SourceKind::Sysfs)?;
+    let mut raw = super::facts(&tree, SourceKind::Sysfs, gpu_ids)?;
     raw.warnings.extend(warnings);
     Ok(raw)
 }
