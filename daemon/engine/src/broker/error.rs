@@ -42,6 +42,12 @@ pub enum BrokerError {
         /// Most that one thread has free.
         free: u32,
     },
+    /// The HCA was forgotten.
+    #[error("hca {hca} went away")]
+    Gone {
+        /// The HCA.
+        hca: String,
+    },
     /// The HCA refused a completion queue.
     #[error("completion queue on {hca}")]
     CompletionQueue {

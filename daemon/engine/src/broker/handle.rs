@@ -77,7 +77,8 @@ pub struct Broker {
     config: Config,
     threads: Vec<ThreadHandle>,
     registry: Arc<Registry>,
-    hcas: Mutex<BTreeMap<HcaIndex, Arc<HcaShare>>>,
+    /// `None` for one that was forgotten: its number is never used again.
+    hcas: Mutex<BTreeMap<HcaIndex, Option<Arc<HcaShare>>>>,
     workers: Mutex<Vec<JoinHandle<()>>>,
     cold: Mutex<Vec<ColdThread>>,
 }
@@ -168,7 +169,8 @@ impl Broker {
     /// `numa_node`. The queue pair is then made on [`Reservation::cq`]. May block on the driver.
     ///
     /// # Errors
-    /// [`BrokerError::Exhausted`], [`BrokerError::CompletionQueue`], [`BrokerError::System`], [`BrokerError::ShutDown`].
+    /// [`BrokerError::Exhausted`], [`BrokerError::Gone`], [`BrokerError::CompletionQueue`], [`BrokerError::System`],
+    /// [`BrokerError::ShutDown`].
     pub fn reserve(
         &self,
         hca: HcaIndex,
@@ -176,7 +178,7 @@ impl Broker {
         depths: Geometry,
         numa_node: Option<u32>,
     ) -> Result<Reservation, BrokerError> {
-        let share = self.share_of(hca)?;
+        let share = self.share_of(hca, device)?;
         let order = self.by_preference(numa_node);
         let threads: Vec<_> =
             order.into_iter().filter_map(|index| Some((index, &self.threads.get(index)?.inbox))).collect();
@@ -254,9 +256,11 @@ impl Broker {
     }
 
     /// Lets go of an HCA that went away: what is posted on it ends as fatal. Its queue pairs go to ERR and stay attached
-    /// until they are detached; with the last of them its thread ends.
+    /// until they are detached; with the last of them its thread ends. Nothing is reserved on it from here on.
     pub fn forget_hca(&self, hca: HcaIndex) {
-        if lock(&self.hcas).remove(&hca).is_some() {
+        let known = lock(&self.hcas).insert(hca, None).flatten();
+        if let Some(share) = known {
+            share.forget();
             for thread in 0..self.threads.len() {
                 // A thread that has stopped has none.
                 let _ = self.send(thread, Command::ForgetHca(hca));
@@ -294,15 +298,15 @@ impl Broker {
         join(cold.into_iter().map(|cold| cold.thread).filter(|thread| patient || thread.is_finished()));
     }
 
-    fn share_of(&self, hca: HcaIndex) -> Result<Arc<HcaShare>, BrokerError> {
+    fn share_of(&self, hca: HcaIndex, device: &dyn Hca) -> Result<Arc<HcaShare>, BrokerError> {
         let mut hcas = lock(&self.hcas);
         if let Some(share) = hcas.get(&hca) {
-            return Ok(Arc::clone(share));
+            return share.clone().ok_or_else(|| BrokerError::Gone { hca: device.name().to_owned() });
         }
         let (cold, thread) = Cold::start(hca)?;
         let share = Arc::new(HcaShare::new(hca, cold.clone(), self.threads.len()));
         lock(&self.cold).push(ColdThread { hca, mailbox: Some(cold), thread });
-        hcas.insert(hca, Arc::clone(&share));
+        hcas.insert(hca, Some(Arc::clone(&share)));
         Ok(share)
     }
 

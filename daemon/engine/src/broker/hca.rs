@@ -129,13 +129,20 @@ impl Drop for Reservation {
 pub(crate) struct HcaShare {
     hca: HcaIndex,
     cold: Cold,
-    /// By thread.
+    /// By thread. Locked while one is made.
     queues: Mutex<Vec<Option<Arc<CqShare>>>>,
+    /// Set before the threads are told.
+    forgotten: AtomicBool,
 }
 
 impl HcaShare {
     pub(crate) fn new(hca: HcaIndex, cold: Cold, threads: usize) -> Self {
-        Self { hca, cold, queues: Mutex::new(vec![None; threads]) }
+        Self { hca, cold, queues: Mutex::new(vec![None; threads]), forgotten: AtomicBool::new(false) }
+    }
+
+    /// To be called before the threads are told to forget the HCA.
+    pub(crate) fn forget(&self) {
+        self.forgotten.store(true, Ordering::SeqCst);
     }
 
     /// Room for `entries` on the first of `threads`, each with its mailbox, that has it. A new completion queue is sent
@@ -162,6 +169,11 @@ impl HcaShare {
                     let setup = self.make(device, thread, inbox, capacity)?;
                     let share = Arc::clone(&setup.share);
                     inbox.send(Command::AddCq(setup)).map_err(|_| BrokerError::ShutDown)?;
+                    if self.forgotten.load(Ordering::SeqCst) {
+                        // The thread may have been told before it knew of this queue.
+                        let _ = inbox.send(Command::ForgetHca(self.hca));
+                        return Err(BrokerError::Gone { hca: device.name().to_owned() });
+                    }
                     *place = Some(Arc::clone(&share));
                     share
                 }

@@ -35,7 +35,7 @@ mod stats;
 mod status;
 mod tag;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod worker;
 
 pub use config::{Config, Placement};

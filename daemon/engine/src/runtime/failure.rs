@@ -30,6 +30,7 @@ pub(super) fn of_broker(hca: HcaIndex, error: &BrokerError) -> Failure {
     match error {
         BrokerError::CompletionQueue { source, .. } => of_hca(hca, source),
         BrokerError::Exhausted { .. } => on(hca, FailureKind::Exhausted, error),
+        BrokerError::Gone { .. } => on(hca, FailureKind::Lost, error),
         _ => on(hca, FailureKind::Driver, error),
     }
 }

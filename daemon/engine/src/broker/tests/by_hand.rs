@@ -14,7 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::fake::Fake;
 use super::world::{PATIENCE, recv, request, silent, write};
 use crate::broker::{
-    Broker, BrokerEvent, Config, HcaIndex, QueuePairLimits, QueuePairSetup, Share, SlotEntry, SlotTable,
+    Broker, BrokerError, BrokerEvent, Config, HcaIndex, QueuePairLimits, QueuePairSetup, Share, SlotEntry, SlotTable,
 };
 use crate::{QueuePairId, SlotId, Traffic};
 
@@ -281,6 +281,33 @@ fn a_completion_queue_of_a_lost_hca_goes_with_its_last_user_though_the_thread_sl
     assert!(!bench.fake.with(|state| state.cq_destroyed));
     drop(last);
     while !bench.fake.with(|state| state.cq_destroyed) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn nothing_is_reserved_on_an_hca_that_was_forgotten() {
+    let broker = Broker::start(Config::default(), |_| ()).expect("threads start");
+    let geometry = Geometry::new(1, 0).expect("small");
+    // One that was never used, and one that was.
+    drop(broker.reserve(HcaIndex(1), &Fake::default(), geometry, None).expect("room"));
+    for hca in [HcaIndex(0), HcaIndex(1)] {
+        broker.forget_hca(hca);
+        let refused = broker.reserve(hca, &Fake::default(), geometry, None);
+        assert!(matches!(refused, Err(BrokerError::Gone { .. })), "{refused:?}");
+    }
+    assert!(broker.reserve(HcaIndex(2), &Fake::default(), geometry, None).is_ok());
+}
+
+#[test]
+fn a_completion_queue_made_while_its_hca_was_forgotten_is_destroyed() {
+    let broker = Arc::new(Broker::start(Config::default(), |_| ()).expect("threads start"));
+    let fake = Fake::default();
+    let (forgets, geometry) = (Arc::clone(&broker), Geometry::new(1, 0).expect("small"));
+    fake.at_next_call(move || forgets.forget_hca(HcaIndex(0)));
+    let refused = broker.reserve(HcaIndex(0), &fake, geometry, None);
+    assert!(matches!(refused, Err(BrokerError::Gone { .. })), "{refused:?}");
+    while !fake.with(|state| state.cq_destroyed) {
         std::thread::yield_now();
     }
 }

@@ -32,10 +32,12 @@ pub(super) struct State {
     pub(super) stopped: bool,
     pub(super) destroyed: bool,
     pub(super) cq_destroyed: bool,
+    /// What happens in the next call that makes something.
+    interruption: Option<Box<dyn FnOnce() + Send>>,
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Fake(Arc<Mutex<State>>);
+pub(crate) struct Fake(Arc<Mutex<State>>);
 
 impl Fake {
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
@@ -55,6 +57,17 @@ impl Fake {
         });
     }
 
+    /// In the next call that makes a domain or a completion queue, before it does.
+    pub(crate) fn at_next_call(&self, interruption: impl FnOnce() + Send + 'static) {
+        self.with(|state| state.interruption = Some(Box::new(interruption)));
+    }
+
+    fn interrupt(&self) {
+        if let Some(interruption) = self.with(|state| state.interruption.take()) {
+            interruption();
+        }
+    }
+
     pub(super) fn gone() -> HcaError {
         HcaError::Gone { hca: "fake_0".to_owned(), reason: "pulled".to_owned() }
     }
@@ -71,9 +84,11 @@ impl Hca for Fake {
         Ok(Vec::new())
     }
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, HcaError> {
+        self.interrupt();
         Ok(Arc::new(self.clone()))
     }
     fn create_cq(&self, _depth: u32) -> Result<Box<dyn CompletionQueue>, HcaError> {
+        self.interrupt();
         Ok(Box::new(Queue(self.clone())))
     }
     fn take_events(&self) -> Vec<HcaEvent> {

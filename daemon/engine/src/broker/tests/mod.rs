@@ -3,7 +3,7 @@
 mod by_hand;
 mod endings;
 mod fairness;
-mod fake;
+pub(crate) mod fake;
 mod gate;
 mod hostile;
 mod operations;
