@@ -78,7 +78,7 @@ impl Runtime {
     /// Lets go of a device that is gone: of the tenants' domains on it, the broker's queues and the device itself.
     pub(super) fn forget_hca(&self, index: HcaIndex) {
         let device = self.hcas.take(index);
-        let domains = self.objects.take_domains(index);
+        let domains = self.objects.leave_hca(index);
         self.broker.forget_hca(index);
         self.devices.look_again();
         // One that an error of a call gave away, and no event, may be there still: it is opened anew.

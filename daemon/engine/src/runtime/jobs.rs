@@ -149,7 +149,7 @@ fn register(
     for (index, slot) in targets {
         let made = hca(runtime, *index).and_then(|hca| {
             let source = memory.source().ok_or_else(|| no_dma_buf(*index))?;
-            let domain = tenant.domain(*index, &*hca).map_err(|error| of_hca(*index, &error))?;
+            let domain = tenant.domains.on(*index, &*hca).map_err(|error| of_hca(*index, &error))?;
             domain.pd.register(source, possible(access, &*hca), 0).map_err(|error| of_hca(*index, &error))
         });
         match made {
@@ -222,7 +222,7 @@ fn create_queue_pair(
         message: error.to_string(),
     })?;
     let port_num = port_of(device, index, new.port_num)?;
-    let domain = tenant.domain(index, device).map_err(|error| failed(&error))?;
+    let domain = tenant.domains.on(index, device).map_err(|error| failed(&error))?;
     let landing = domain.landing().map_err(|error| of_landing(index, &error))?;
     let numa_node = runtime.plan().hca_nodes.get(device.name()).copied();
     let reservation =

@@ -11,6 +11,7 @@
 
 mod adoption;
 mod devices;
+mod domains;
 mod drain;
 mod executor;
 mod failure;

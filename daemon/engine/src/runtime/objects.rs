@@ -8,14 +8,15 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
-use gdrd_hal::{Access, GpuAllocation, Hca, HcaError, MemoryRegion, MemorySource, ProtectionDomain, QueuePair};
+use gdrd_hal::{Access, GpuAllocation, Hca, MemoryRegion, MemorySource, QueuePair};
 use gdrd_ring::GenerationWriter;
 
+use super::domains::{DomainCell, Domains};
 use super::executor::Lane;
 use super::host_memory::HostMemory;
 use super::lock;
 use super::regions::entry_of;
-use crate::broker::{FlushLanding, LandingError, Share, SlotEntry, SlotTable};
+use crate::broker::{Share, SlotEntry, SlotTable};
 use crate::core::{AllocationId, HcaIndex, RegionId, TenantId};
 use crate::ids::{MemoryId, QueuePairId, RemoteKey, SlotId};
 use crate::keep::{Keeper, Name, Watch};
@@ -196,25 +197,6 @@ impl RegionObjects {
     }
 }
 
-/// A tenant's protection domain on one HCA.
-pub(super) struct Domain {
-    landing: Mutex<Option<Arc<FlushLanding>>>,
-    pub(super) pd: Arc<dyn ProtectionDomain>,
-}
-
-impl Domain {
-    /// Where flushes of the domain's queue pairs land. May block on the driver.
-    pub(super) fn landing(&self) -> Result<Arc<FlushLanding>, LandingError> {
-        let mut landing = lock(&self.landing);
-        if let Some(landing) = &*landing {
-            return Ok(Arc::clone(landing));
-        }
-        let made = Arc::new(FlushLanding::register(&*self.pd)?);
-        *landing = Some(Arc::clone(&made));
-        Ok(made)
-    }
-}
-
 /// What one tenant has.
 pub(super) struct Tenant {
     pub(super) slots: Arc<SlotTable>,
@@ -222,7 +204,7 @@ pub(super) struct Tenant {
     pub(super) page: GenerationWriter,
     /// Whether the page is kept for the next daemon.
     pub(super) page_kept: OnceLock<()>,
-    domains: Mutex<BTreeMap<HcaIndex, Arc<Domain>>>,
+    pub(super) domains: Domains,
 }
 
 impl Tenant {
@@ -233,23 +215,8 @@ impl Tenant {
             share: Arc::new(Share::new(Traffic::default())),
             page,
             page_kept: OnceLock::new(),
-            domains: Mutex::default(),
+            domains: Domains::default(),
         }
-    }
-
-    fn take_domain(&self, index: HcaIndex) -> Option<Arc<Domain>> {
-        lock(&self.domains).remove(&index)
-    }
-
-    /// The tenant's domain on an HCA, made where there is none. May block on the driver.
-    pub(super) fn domain(&self, index: HcaIndex, hca: &dyn Hca) -> Result<Arc<Domain>, HcaError> {
-        let mut domains = lock(&self.domains);
-        if let Some(domain) = domains.get(&index) {
-            return Ok(Arc::clone(domain));
-        }
-        let domain = Arc::new(Domain { landing: Mutex::default(), pd: hca.alloc_pd()? });
-        domains.insert(index, Arc::clone(&domain));
-        Ok(domain)
     }
 }
 
@@ -273,9 +240,9 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// What every tenant had of an HCA, for the caller to drop.
-    pub(super) fn take_domains(&self, hca: HcaIndex) -> Vec<Arc<Domain>> {
-        read(&self.tenants).values().filter_map(|tenant| tenant.take_domain(hca)).collect()
+    /// What every tenant had of an HCA that is gone, for the caller to drop.
+    pub(super) fn leave_hca(&self, hca: HcaIndex) -> Vec<DomainCell> {
+        read(&self.tenants).values().filter_map(|tenant| tenant.domains.leave(hca)).collect()
     }
 
     /// Makes a tenant's slot table and generation page. Without them, the session that needs them is refused.

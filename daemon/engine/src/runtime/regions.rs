@@ -32,7 +32,7 @@ pub(super) struct NewRegion {
 pub(super) fn register(runtime: &Runtime, new: &NewRegion, cost_ns: &mut u64) -> Result<u64, Failure> {
     let device = hca(runtime, new.hca)?;
     let tenant = runtime.objects.tenant(new.tenant).ok_or_else(|| bug("region for an unknown tenant"))?;
-    let domain = tenant.domain(new.hca, &*device).map_err(|error| of_hca(new.hca, &error))?;
+    let domain = tenant.domains.on(new.hca, &*device).map_err(|error| of_hca(new.hca, &error))?;
     let access = possible(new.access, &*device);
     let started = Instant::now();
     let made = match new.source {
