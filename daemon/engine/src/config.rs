@@ -220,8 +220,8 @@ pub struct EngineConfig {
     /// Most threads for calls that may block on a driver, and as many again, of lower priority, for those that
     /// nobody waits for. Default 8.
     pub executor_threads: u32,
-    /// Most of such calls on one device at a time. Default 4: registrations gain from that many, and more slow each
-    /// other.
+    /// Most of such calls on one device at a time, and of queue pairs being connected on all together. Default 4:
+    /// registrations gain from that many, and more slow each other.
     pub calls_per_device: u32,
 }
 

@@ -20,6 +20,8 @@ pub(crate) enum Lane {
     Gpu(GpuIndex),
     Hca(HcaIndex),
     Host,
+    /// The fabric: on RoCE a connection first finds out who is at an address, or that nobody is, which takes seconds.
+    Fabric,
     /// Nothing that blocks for long.
     Unbounded,
 }
@@ -269,6 +271,23 @@ mod tests {
         unblock.send(()).unwrap();
         let rest: Vec<_> = told.iter().take(3).collect();
         assert_eq!(rest, ["slow 0", "slow 1", "slow 2"]);
+        executor.stop(true);
+    }
+
+    #[test]
+    fn connections_that_hang_leave_threads_for_others() {
+        let executor = Executor::new(2, 1, Priority::Normal);
+        let (unblock, blocked) = channel::<()>();
+        let (tell, told) = channel();
+        executor.submit(Lane::Fabric, move || blocked.recv().unwrap_or_default());
+        for index in 0..3 {
+            let tell = tell.clone();
+            executor.submit(Lane::Fabric, move || tell.send(format!("connection {index}")).unwrap());
+        }
+        executor.submit(Lane::Hca(HcaIndex(0)), move || tell.send("registration".to_owned()).unwrap());
+        assert_eq!(told.recv().unwrap(), "registration");
+        unblock.send(()).unwrap();
+        assert_eq!(told.iter().count(), 3);
         executor.stop(true);
     }
 

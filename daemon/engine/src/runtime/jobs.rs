@@ -32,7 +32,8 @@ pub(super) fn lane_of(job: &Job, objects: &Objects) -> Lane {
         Job::RegisterRegion { hca, .. } => Lane::Hca(*hca),
         Job::DeregisterRegion { region } => objects.region(*region).map_or(Lane::Host, |region| Lane::Hca(region.hca)),
         Job::CloseMemory { .. } => Lane::Host,
-        Job::ConnectQueuePair { .. } | Job::DestroyQueuePair { .. } => Lane::Unbounded,
+        Job::ConnectQueuePair { .. } => Lane::Fabric,
+        Job::DestroyQueuePair { .. } => Lane::Unbounded,
     }
 }
 
@@ -289,4 +290,27 @@ fn connect(runtime: &Runtime, id: QueuePairId, hca: HcaIndex, remote: &Endpoint)
         return Err(bug("the queue pair ended while it was being connected"));
     };
     control.connect(remote).map_err(|error| of_hca(hca, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use gdrd_hal::{Gid, LinkLayer};
+
+    use super::*;
+
+    #[test]
+    fn connecting_has_a_bound_of_its_own() {
+        let remote = Endpoint {
+            qp_num: 7,
+            port_num: 1,
+            gid: Gid([1; 16]),
+            gid_index: 3,
+            lid: 0,
+            psn: 0,
+            mtu_bytes: 4096,
+            link_layer: LinkLayer::Ethernet,
+        };
+        let connect = Job::ConnectQueuePair { queue_pair: QueuePairId(1), hca: HcaIndex(0), remote };
+        assert_eq!(lane_of(&connect, &Objects::default()), Lane::Fabric);
+    }
 }
