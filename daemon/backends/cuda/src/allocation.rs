@@ -91,10 +91,11 @@ impl Drop for Memory {
             self.known.remove(id);
         }
         let (epoch, id) = *lock(&self.at);
-        // A worker that has ended holds nothing; one that fails now is found out by the next call.
+        // A worker that has ended holds nothing.
         self.slot.with_running(epoch, |worker| {
-            let _ = done(worker, &Request::Forget { id });
+            done(worker, &Request::Forget { id })?;
             worker.mapped_bytes.fetch_sub(self.len_bytes, Ordering::Relaxed);
+            Ok(())
         });
     }
 }

@@ -313,32 +313,48 @@ impl Slot {
             let worker = self.start(&mut state)?;
             match call(worker) {
                 Ok(done) => return Ok(done),
-                Err(Interrupted::Idle) => {
-                    state.stop();
-                }
-                Err(Interrupted::Gone(reason)) => {
-                    // One that hangs does not mind the end of the stream.
-                    worker.handle.kill();
-                    let exit = state.stop().unwrap_or_else(|| "it does not end".to_owned());
-                    tracing::warn!(gpu = %self.gpu, %reason, %exit, "a worker failed");
-                    return Err(Failure::Broken(format!("the worker failed in the call ({reason}; {exit})")));
-                }
-                Err(Interrupted::Device { error, free_bytes }) => {
-                    if matches!(error.kind, DeviceErrorKind::Sticky | DeviceErrorKind::Lost) {
-                        state.stop();
-                        tracing::warn!(gpu = %self.gpu, %error, "a worker ended: its device failed");
-                    }
-                    return Err(Failure::Device { error, free_bytes });
-                }
+                Err(interrupted) => match self.interrupted(&mut state, interrupted) {
+                    Some(failure) => return Err(failure),
+                    None => continue,
+                },
             }
         }
         Err(Failure::Broken(format!("{MAX_IDLE_ENDS} workers in a row ended as idle; raise the idle time")))
     }
 
     /// Runs `call` on the worker of that epoch, if it still runs.
-    pub(crate) fn with_running(&self, epoch: u64, call: impl FnOnce(&Worker)) {
-        if let Some(worker) = lock(&self.state).worker.as_ref().filter(|worker| worker.epoch == epoch) {
-            call(worker);
+    pub(crate) fn with_running(&self, epoch: u64, call: impl FnOnce(&Worker) -> Result<(), Interrupted>) {
+        let mut state = lock(&self.state);
+        let worker = state.worker.as_ref().filter(|worker| worker.epoch == epoch);
+        if let Some(Err(interrupted)) = worker.map(call) {
+            self.interrupted(&mut state, interrupted);
+        }
+    }
+
+    /// Ends the worker of a call that came to nothing, unless it is as good as before: what it sends late would be taken
+    /// for the answer to the next call. `None` where another one may be asked.
+    fn interrupted(&self, state: &mut State, interrupted: Interrupted) -> Option<Failure> {
+        match interrupted {
+            Interrupted::Idle => {
+                state.stop();
+                None
+            }
+            Interrupted::Gone(reason) => {
+                // One that hangs does not mind the end of the stream.
+                if let Some(worker) = &state.worker {
+                    worker.handle.kill();
+                }
+                let exit = state.stop().unwrap_or_else(|| "it does not end".to_owned());
+                tracing::warn!(gpu = %self.gpu, %reason, %exit, "a worker failed");
+                Some(Failure::Broken(format!("the worker failed in the call ({reason}; {exit})")))
+            }
+            Interrupted::Device { error, free_bytes } => {
+                if matches!(error.kind, DeviceErrorKind::Sticky | DeviceErrorKind::Lost) {
+                    state.stop();
+                    tracing::warn!(gpu = %self.gpu, %error, "a worker ended: its device failed");
+                }
+                Some(Failure::Device { error, free_bytes })
+            }
         }
     }
 

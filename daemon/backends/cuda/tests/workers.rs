@@ -14,10 +14,12 @@ use gdrd_cuda::{
     DeviceError, DeviceErrorKind, GRANULARITY_BYTES, Launch, PoolConfig, ProcessLauncher, Scope, ServedGpu, WorkerPool,
 };
 use gdrd_hal::{GpuAllocation, GpuAtomic, GpuCopies, GpuMemory, GpuMemoryError};
-use support::{Fault, TOTAL_BYTES, pool, uuid};
+use support::{FakeGpu, Fault, TOTAL_BYTES, pool, pool_with, uuid};
 
 const PATIENT: Duration = Duration::from_secs(3600);
 const WATCHDOG: Duration = Duration::from_secs(60);
+/// Long beside the pauses of a busy machine: a worker that ends between the calls of one test is no part of it.
+const IDLE: Duration = Duration::from_millis(500);
 
 fn file(allocation: &dyn GpuAllocation) -> File {
     File::from(allocation.memory_fd().try_clone_to_owned().expect("a descriptor of a memfd"))
@@ -31,6 +33,15 @@ fn byte(allocation: &dyn GpuAllocation, offset: u64) -> u8 {
 
 fn reason(error: &GpuMemoryError) -> String {
     error.to_string()
+}
+
+fn wait_until_idle(fake: &FakeGpu) {
+    let since = Instant::now();
+    while fake.ends.lock().expect("the fake works").is_empty() {
+        assert!(since.elapsed() < WATCHDOG, "the worker does not end");
+        std::thread::yield_now();
+    }
+    assert_eq!(fake.ends.lock().expect("the fake works")[0], End::Idle);
 }
 
 #[test]
@@ -92,18 +103,38 @@ fn a_lost_gpu_is_told_as_lost() {
 
 #[test]
 fn an_idle_worker_ends_and_what_meets_its_end_is_asked_again() {
-    let (pool, fakes) = pool(1, Duration::from_millis(50));
+    let (pool, fakes) = pool(1, IDLE);
     let kept = pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap();
-    let since = Instant::now();
-    while fakes[0].ends.lock().unwrap().is_empty() {
-        assert!(since.elapsed() < WATCHDOG, "the worker does not end");
-        std::thread::yield_now();
-    }
-    assert_eq!(fakes[0].ends.lock().unwrap()[0], End::Idle);
+    wait_until_idle(&fakes[0]);
     file(&*kept).write_all_at(&[7], 0).unwrap();
     kept.scrub().unwrap();
     assert_eq!(byte(&*kept, 0), 0);
     assert!(fakes[0].started() > 1);
+}
+
+#[test]
+fn memory_freed_after_an_idle_worker_has_ended_leaves_the_next_call_a_new_one() {
+    let (pool, fakes) = pool(1, IDLE);
+    let freed = pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap();
+    wait_until_idle(&fakes[0]);
+    drop(freed);
+    pool.usage(&uuid(0)).unwrap();
+    assert!(fakes[0].started() > 1);
+}
+
+#[test]
+fn a_worker_that_hangs_when_memory_is_freed_answers_no_later_call() {
+    let patience = PoolConfig { call_timeout: Duration::from_secs(2), ..PoolConfig::default() };
+    let (pool, fakes) = pool_with(1, PATIENT, patience);
+    let (freed, kept) =
+        (pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap(), pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap());
+    file(&*kept).write_all_at(&[7], 0).unwrap();
+    fakes[0].fail_next(Fault::HangInForget);
+    drop(freed);
+    // What it says now is of the memory that was freed.
+    fakes[0].let_go();
+    kept.scrub().unwrap();
+    assert_eq!((byte(&*kept, 0), fakes[0].started()), (0, 2));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use gdrd_cuda::worker::{End, serve};
@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     Error(DeviceErrorKind),
     /// The worker dies before it answers.
     Die,
+    /// The next memory is forgotten no sooner than the worker is killed, or [`FakeGpu::let_go`] says so.
+    HangInForget,
 }
 
 /// A fake GPU: what is used is counted across its workers, as a real one counts memory that fds keep.
@@ -40,10 +42,21 @@ pub(crate) struct FakeGpu {
     pub(crate) started: Mutex<u32>,
     pub(crate) scopes: Mutex<Vec<Scope>>,
     pub(crate) ends: Mutex<Vec<End>>,
+    hangs: Mutex<bool>,
+    goes_on: Condvar,
 }
 
 impl FakeGpu {
+    pub(crate) fn let_go(&self) {
+        *self.hangs.lock().expect("the fake works") = false;
+        self.goes_on.notify_all();
+    }
+
     pub(crate) fn fail_next(&self, fault: Fault) {
+        if matches!(fault, Fault::HangInForget) {
+            *self.hangs.lock().expect("the fake works") = true;
+            return;
+        }
         self.faults.lock().expect("the fake works").push_back(fault);
     }
 
@@ -83,7 +96,7 @@ impl FakeDevice {
     fn fault(&self) -> Result<(), DeviceError> {
         let next = self.gpu.faults.lock().expect("the fake works").pop_front();
         match next {
-            None => Ok(()),
+            None | Some(Fault::HangInForget) => Ok(()),
             Some(Fault::Error(kind)) => {
                 Err(DeviceError { kind, call: "fake".to_owned(), reason: "told to".to_owned() })
             }
@@ -176,6 +189,8 @@ impl Device for FakeDevice {
     }
 
     fn forget(&mut self, id: u64) {
+        let hangs = self.gpu.hangs.lock().expect("the fake works");
+        drop(self.gpu.goes_on.wait_while(hangs, |hangs| *hangs).expect("the fake works"));
         if let Some((_, len_bytes)) = self.memory.remove(&id) {
             *self.gpu.used.lock().expect("the fake works") -= len_bytes;
         }
@@ -189,6 +204,7 @@ pub(crate) struct ThreadLauncher {
 }
 
 struct Thread {
+    gpu: Arc<FakeGpu>,
     socket: OwnedFd,
     ended: Receiver<()>,
 }
@@ -200,6 +216,7 @@ impl Launch for ThreadLauncher {
         fake.scopes.lock().expect("the fake works").push(scope);
         let (idle, own) = (self.idle, socket.try_clone()?);
         let (sender, ended) = sync_channel(1);
+        let gpu = Arc::clone(&fake);
         std::thread::spawn(move || {
             // Said when the thread ends, also by a panic.
             let _sender = sender;
@@ -207,7 +224,7 @@ impl Launch for ThreadLauncher {
             let end = serve(socket.0.as_fd(), idle, || FakeDevice::open(Arc::clone(&fake)));
             fake.ends.lock().expect("the fake works").push(end);
         });
-        Ok(Box::new(Thread { socket: own, ended }))
+        Ok(Box::new(Thread { gpu, socket: own, ended }))
     }
 }
 
@@ -222,6 +239,7 @@ impl Drop for HangUp {
 
 impl WorkerHandle for Thread {
     fn kill(&self) {
+        self.gpu.let_go();
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
@@ -239,10 +257,15 @@ pub(crate) fn uuid(index: u8) -> GpuUuid {
 
 /// A pool over this many fake GPUs.
 pub(crate) fn pool(gpus: u8, idle: Duration) -> (WorkerPool, Vec<Arc<FakeGpu>>) {
+    pool_with(gpus, idle, PoolConfig::default())
+}
+
+/// The same with these patiences.
+pub(crate) fn pool_with(gpus: u8, idle: Duration, config: PoolConfig) -> (WorkerPool, Vec<Arc<FakeGpu>>) {
     let fakes: Vec<_> = (0..gpus).map(|index| (uuid(index), Arc::new(FakeGpu::default()))).collect();
     let served = fakes.iter().map(|(uuid, _)| ServedGpu { uuid: uuid.clone(), skipped: None }).collect();
     let launcher = ThreadLauncher { gpus: fakes.clone(), idle };
     let launcher: Arc<dyn Launch> = Arc::new(launcher);
-    let pool = WorkerPool::new(served, &launcher, PoolConfig::default());
+    let pool = WorkerPool::new(served, &launcher, config);
     (pool, fakes.into_iter().map(|(_, fake)| fake).collect())
 }
