@@ -4,8 +4,8 @@
 //! also where the device tells none (a completion in error) or another (a flush made of a read), and counts room by
 //! what was polled, as every provider with hardware queues does.
 //!
-//! The work queue writes, the completion queue's owner reads. Orderings: a slot is written before the
-//! request is handed to the device and read after its completion, and [`Lane::retired`] pairs release with acquire.
+//! The work queue writes, the completion queue's owner reads. Orderings: a slot is written before the request is handed to
+//! the device and read after its completion; its position, and [`Lane::retired`], pair release with acquire.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -17,10 +17,21 @@ const RECEIVE: u64 = 1 << 63;
 /// Longest queue that is kept books of; above every driver's limit (`max_qp_wr` of mlx5 is 32768).
 const MAX_DEPTH: u32 = 1 << 20;
 
-#[derive(Debug, Default)]
+/// Position of a slot that no request has used; tags of neither direction name it.
+const UNUSED: u64 = u64::MAX;
+
+#[derive(Debug)]
 struct Slot {
+    /// Whose the slot is, so that a tag which nobody gave is found out.
+    position: AtomicU64,
     wr_id: AtomicU64,
     opcode: AtomicU8,
+}
+
+impl Slot {
+    fn new() -> Self {
+        Self { position: AtomicU64::new(UNUSED), wr_id: AtomicU64::default(), opcode: AtomicU8::default() }
+    }
 }
 
 /// One direction.
@@ -36,7 +47,7 @@ impl Lane {
     fn new(depth: u32) -> Self {
         let slots = depth.clamp(1, MAX_DEPTH).next_power_of_two();
         Self {
-            slots: (0..slots).map(|_| Slot::default()).collect(),
+            slots: (0..slots).map(|_| Slot::new()).collect(),
             depth: u64::from(depth.clamp(1, MAX_DEPTH)),
             retired: AtomicU64::new(0),
         }
@@ -45,6 +56,20 @@ impl Lane {
     fn slot(&self, position: u64) -> Option<&Slot> {
         let mask = u64::try_from(self.slots.len()).ok()?.checked_sub(1)?;
         self.slots.get(usize::try_from(position & mask).ok()?)
+    }
+
+    /// Notes a request. Release: pairs with the acquire in `noted`.
+    fn note(&self, position: u64, wr_id: u64, opcode: u8) {
+        if let Some(slot) = self.slot(position) {
+            slot.wr_id.store(wr_id, Ordering::Relaxed);
+            slot.opcode.store(opcode, Ordering::Relaxed);
+            slot.position.store(position, Ordering::Release);
+        }
+    }
+
+    /// The slot of a request that was noted.
+    fn noted(&self, position: u64) -> Option<&Slot> {
+        self.slot(position).filter(|slot| slot.position.load(Ordering::Acquire) == position)
     }
 
     fn has_room(&self, position: u64) -> bool {
@@ -88,34 +113,32 @@ impl Ledger {
 
     /// Notes a send before it is posted; gives its tag.
     pub(crate) fn note_send(&self, position: u64, wr_id: u64, opcode: Opcode) -> u64 {
-        if let Some(slot) = self.send.slot(position) {
-            slot.wr_id.store(wr_id, Ordering::Relaxed);
-            slot.opcode.store(code(opcode), Ordering::Release);
-        }
-        position & !RECEIVE
+        let position = position & !RECEIVE;
+        self.send.note(position, wr_id, code(opcode));
+        position
     }
 
     /// Notes a receive before it is posted; gives its tag.
     pub(crate) fn note_receive(&self, position: u64, wr_id: u64) -> u64 {
-        if let Some(slot) = self.receive.slot(position) {
-            slot.wr_id.store(wr_id, Ordering::Release);
-        }
+        let position = position & !RECEIVE;
+        self.receive.note(position, wr_id, 0);
         position | RECEIVE
     }
 
-    /// What the completion with this tag is of; makes room. `with_imm_write`: a receive consumed by a write.
+    /// What the completion with this tag is of; makes room. `None` for a tag that nobody gave. `with_imm_write`: a receive
+    /// consumed by a write.
     pub(crate) fn settle(&self, tag: u64, with_imm_write: bool) -> Option<Entry> {
         let position = tag & !RECEIVE;
-        if tag & RECEIVE != 0 {
-            let wr_id = self.receive.slot(position)?.wr_id.load(Ordering::Acquire);
-            self.receive.retire(position);
-            let opcode = if with_imm_write { Opcode::RecvWriteImm } else { Opcode::Recv };
-            return Some(Entry { wr_id, opcode });
-        }
-        let slot = self.send.slot(position)?;
-        let opcode = opcode(slot.opcode.load(Ordering::Acquire))?;
+        let is_receive = tag & RECEIVE != 0;
+        let lane = if is_receive { &self.receive } else { &self.send };
+        let slot = lane.noted(position)?;
+        let opcode = match (is_receive, with_imm_write) {
+            (true, true) => Opcode::RecvWriteImm,
+            (true, false) => Opcode::Recv,
+            (false, _) => opcode(slot.opcode.load(Ordering::Relaxed))?,
+        };
         let entry = Entry { wr_id: slot.wr_id.load(Ordering::Relaxed), opcode };
-        self.send.retire(position);
+        lane.retire(position);
         Some(entry)
     }
 
@@ -176,7 +199,13 @@ mod tests {
     #[test]
     fn tags_that_a_driver_invents_do_no_harm() {
         let ledger = Ledger::new(4, 4);
-        assert!(ledger.settle(u64::MAX, false).is_some_and(|entry| entry.wr_id == 0));
-        assert!(ledger.settle(u64::MAX >> 1, true).is_some_and(|entry| entry.wr_id == 0));
+        let (send, receive) = (ledger.note_send(0, 7, Opcode::Write), ledger.note_receive(0, 8));
+        for tag in [1, 4, 1 << 62, u64::MAX >> 1, RECEIVE | 1, RECEIVE | 4, u64::MAX] {
+            assert_eq!(ledger.settle(tag, false), None, "{tag:#x}");
+        }
+        assert!(ledger.has_send_room(3) && !ledger.has_send_room(4), "no room comes of them, and none is lost");
+        assert!(ledger.has_receive_room(3) && !ledger.has_receive_room(4));
+        assert_eq!(ledger.settle(send, false).map(|entry| entry.wr_id), Some(7));
+        assert_eq!(ledger.settle(receive, false).map(|entry| entry.wr_id), Some(8));
     }
 }
