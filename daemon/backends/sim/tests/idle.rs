@@ -12,10 +12,14 @@ fn timer_threads() -> usize {
     names.filter(|name| name.trim() == "sim-timer").count()
 }
 
+/// What the process has in memory, but for pages of its own executable, which come as code is first run.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("there is a /proc");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("the kernel tells VmRSS");
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("VmRSS is a number")
+    let field = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel tells it");
+        value.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).expect("it is a number")
+    };
+    field("RssAnon:") + field("RssShmem:")
 }
 
 #[test]
