@@ -313,7 +313,7 @@ pub trait ProtectionDomain: Send + Sync {
     /// A queue pair in RESET whose completions go to `cq` of the same HCA.
     ///
     /// # Errors
-    /// `Invalid` (unknown CQ, depth above the capability), `Unsupported` (type), `Exhausted`, `Gone`, `Driver`.
+    /// `Invalid` (unknown CQ, depth 0 or above the capability), `Unsupported` (type), `Exhausted`, `Gone`, `Driver`.
     fn create_queue_pair(&self, cq: CqId, config: &QueuePairConfig) -> Result<QueuePairParts, HcaError>;
 }
 
@@ -342,9 +342,9 @@ pub trait MemoryRegion: Send + Sync {
 pub struct QueuePairConfig {
     /// Type.
     pub qp_type: QueuePairType,
-    /// Most sends outstanding.
+    /// Most sends outstanding, at least 1.
     pub send_depth: u32,
-    /// Most receives outstanding.
+    /// Most receives outstanding, at least 1.
     pub recv_depth: u32,
     /// Inline payload wanted, bytes.
     pub inline_bytes: u32,

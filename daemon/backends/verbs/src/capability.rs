@@ -7,7 +7,7 @@ use rdma_sys::{ibv_atomic_cap, ibv_device_attr, ibv_transport_type};
 
 use crate::transition::{MAX_READS, ReadLimits};
 
-/// Longest message where nothing else is known (InfiniBand specification vol. 1, 9.7.2: 2^31).
+/// Longest message that there is (InfiniBand specification vol. 1, 9.7.2: 2^31).
 const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 
 /// PCI vendor of Amazon, whose EFA honours the iova asked for (providers/efa/verbs.c, efa_reg_mr).
@@ -22,9 +22,9 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// From `ibv_query_device(3)` and the transport of the device. `max_inline_bytes` and `dma_buf` are upper bounds
-    /// until they were tried.
-    pub(crate) fn new(attr: &ibv_device_attr, transport: ibv_transport_type::Type) -> Self {
+    /// From `ibv_query_device(3)`, the transport of the device, and the longest message that each port takes
+    /// (`max_msg_sz` of `ibv_query_port(3)`). `max_inline_bytes` and `dma_buf` are upper bounds until they were tried.
+    pub(crate) fn new(attr: &ibv_device_attr, transport: ibv_transport_type::Type, messages: &[u32]) -> Self {
         let no_queue_pairs = match transport {
             ibv_transport_type::IBV_TRANSPORT_IB => None,
             ibv_transport_type::IBV_TRANSPORT_IWARP => Some(IWARP_HAS_RDMA_CM_ONLY),
@@ -42,7 +42,12 @@ impl Facts {
             // One less than the largest number, so that callers can name one that is too large.
             max_completions: positive(attr.max_cqe).min(u32::MAX - 1),
             max_memory_regions: positive(attr.max_mr),
-            max_message_bytes: MAX_MESSAGE_BYTES,
+            // Told for the device, so it is what every port takes. A port that takes none tells nothing.
+            max_message_bytes: messages
+                .iter()
+                .filter(|bytes| **bytes > 0)
+                .map(|bytes| u64::from(*bytes))
+                .fold(MAX_MESSAGE_BYTES, u64::min),
         };
         let reads = ReadLimits { as_target: reads(attr.max_qp_rd_atom), as_initiator: reads(attr.max_qp_init_rd_atom) };
         Self { capabilities, ports: attr.phys_port_cnt, reads }
@@ -87,7 +92,7 @@ mod tests {
             atomic_cap: ibv_atomic_cap::IBV_ATOMIC_HCA,
             ..attr()
         };
-        let facts = Facts::new(&attr, ibv_transport_type::IBV_TRANSPORT_IB);
+        let facts = Facts::new(&attr, ibv_transport_type::IBV_TRANSPORT_IB, &[]);
         assert_eq!(facts.capabilities.queue_pair_types, [QueuePairType::Rc, QueuePairType::Ud]);
         assert_eq!(facts.capabilities.atomics, AtomicScope::Hca);
         assert_eq!((facts.reads.as_target, facts.reads.as_initiator), (16, 4));
@@ -96,8 +101,17 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_message_is_what_every_port_takes() {
+        let longest = |messages: &[u32]| {
+            Facts::new(&attr(), ibv_transport_type::IBV_TRANSPORT_IB, messages).capabilities.max_message_bytes
+        };
+        assert_eq!(longest(&[1 << 30, 8 << 20]), 8 << 20);
+        assert_eq!((longest(&[0]), longest(&[u32::MAX]), longest(&[])), (1 << 31, 1 << 31, 1 << 31));
+    }
+
+    #[test]
     fn iwarp_has_no_queue_pairs_and_sets_its_own_iova() {
-        let facts = Facts::new(&attr(), ibv_transport_type::IBV_TRANSPORT_IWARP);
+        let facts = Facts::new(&attr(), ibv_transport_type::IBV_TRANSPORT_IWARP, &[]);
         assert!(facts.capabilities.queue_pair_types.is_empty() && !facts.capabilities.iova_honoured);
         assert!(facts.capabilities.no_queue_pairs.is_some_and(|reason| reason.contains("rdma_cm")));
     }
@@ -105,7 +119,7 @@ mod tests {
     #[test]
     fn efa_honours_the_iova_and_has_no_rc() {
         let attr = ibv_device_attr { vendor_id: VENDOR_AMAZON, ..attr() };
-        let facts = Facts::new(&attr, ibv_transport_type::IBV_TRANSPORT_UNSPECIFIED);
+        let facts = Facts::new(&attr, ibv_transport_type::IBV_TRANSPORT_UNSPECIFIED, &[]);
         assert!(facts.capabilities.iova_honoured && facts.capabilities.queue_pair_types.is_empty());
         assert!(facts.capabilities.no_queue_pairs.is_some_and(|reason| reason.contains("EFA")));
     }
@@ -113,10 +127,10 @@ mod tests {
     #[test]
     fn limits_and_scopes_that_a_driver_invents_are_taken_for_none() {
         let attr = ibv_device_attr { max_qp_wr: -1, max_cqe: i32::MIN, max_qp_rd_atom: -5, atomic_cap: 99, ..attr() };
-        let facts = Facts::new(&attr, ibv_transport_type::IBV_TRANSPORT_IB);
+        let facts = Facts::new(&attr, ibv_transport_type::IBV_TRANSPORT_IB, &[]);
         assert_eq!((facts.capabilities.max_work_requests, facts.capabilities.max_completions), (0, 0));
         assert_eq!((facts.reads.as_target, facts.capabilities.atomics), (0, AtomicScope::None));
-        let unknown = Facts::new(&attr, -1);
+        let unknown = Facts::new(&attr, -1, &[]);
         assert!(unknown.capabilities.no_queue_pairs.is_some());
     }
 }

@@ -125,8 +125,10 @@ fn open(
     // SAFETY: the device is of a list that the caller keeps during the call; the field is set when the list is made.
     let transport = unsafe { (*device.as_ptr()).transport_type };
     let owned = query(library, raw, name).and_then(|attr| {
+        // SAFETY: the context is open.
+        let messages = unsafe { port::messages(library, raw.as_ptr(), name, attr.phys_port_cnt) }?;
         // SAFETY: opened just now, and given to nobody else.
-        unsafe { Context::own(raw, name, library, Facts::new(&attr, transport), options) }
+        unsafe { Context::own(raw, name, library, Facts::new(&attr, transport, &messages), options) }
     });
     owned.inspect_err(|_| {
         let close = library.ibv_close_device;

@@ -19,7 +19,7 @@ pub enum AbsentError {
         reason: String,
     },
     /// The library is too old.
-    #[error("libibverbs has no function {name}: {reason}; rdma-core 33 or later has it")]
+    #[error("libibverbs has no function {name}: {reason}; rdma-core 34 or later has it")]
     NoFunction {
         /// The function.
         name: &'static str,

@@ -2,14 +2,17 @@
 
 use gdrd_hal::{GidEntry, GidType, LinkLayer};
 
+/// Last row that a queue pair can name: `sgid_index` of `struct ibv_global_route` (verbs.h) has 8 bits.
+pub(crate) const LAST_ROW: u16 = 255;
+
 /// The row for traffic that may be routed: RoCE v2 before v1 on Ethernet, an address before a link-local one, IPv4
 /// before IPv6, then the lowest row; the lowest row of its type on InfiniBand. A row that the operator asks for
-/// is taken whatever it is. `None`: no row is filled, or not the one asked for.
+/// is taken whatever it is. `None`: no row up to [`LAST_ROW`] is filled, or not the one asked for.
 ///
 /// The table may have gaps and may change at any time: rows are found by their index, never by their place.
 #[must_use]
 pub fn choose_gid(entries: &[GidEntry], link_layer: LinkLayer, asked: Option<u16>) -> Option<GidEntry> {
-    let filled = entries.iter().filter(|entry| entry.gid.0 != [0; 16]);
+    let filled = entries.iter().filter(|entry| entry.gid.0 != [0; 16] && entry.gid_index <= LAST_ROW);
     if let Some(gid_index) = asked {
         return filled.copied().find(|entry| entry.gid_index == gid_index);
     }
@@ -80,6 +83,14 @@ mod tests {
         assert_eq!(chosen(&[]), None);
         assert_eq!(chosen(&[entry(0, "::", GidType::RoceV2)]), None);
         assert_eq!(chosen(&[entry(0, "fe80::1", GidType::Ib)]), None, "not a GID of Ethernet");
+    }
+
+    #[test]
+    fn rows_that_no_queue_pair_can_name_are_left_out() {
+        let table = [entry(256, "::ffff:10.0.0.1", GidType::RoceV2), entry(255, "fe80::1", GidType::RoceV2)];
+        assert_eq!(chosen(&table), Some(255));
+        assert_eq!(chosen(&table[..1]), None);
+        assert_eq!(choose_gid(&table, LinkLayer::Ethernet, Some(256)), None);
     }
 
     #[test]

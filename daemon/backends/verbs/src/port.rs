@@ -4,14 +4,18 @@ use std::mem::{MaybeUninit, size_of};
 
 use gdrd_hal::{Gid, GidEntry, GidType, HcaError, LinkLayer, PortAttributes, PortState};
 use rdma_sys::{
-    IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_gid_entry, ibv_mtu, ibv_port_attr, ibv_port_state,
+    IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry, ibv_mtu, ibv_port_attr,
+    ibv_port_state,
 };
 
 use crate::context::Context;
 use crate::error::{Failed, errno, status};
+use crate::library::Library;
 
 /// Most rows that are read of all GID tables of a device; bnxt_re has 256 a port, mlx5 at most 4096.
 const MAX_GIDS: usize = 1 << 16;
+
+const QUERY: &str = "ibv_query_port";
 
 /// `IBV_LINK_LAYER_*` (verbs.h).
 const LINK_LAYER_INFINIBAND: u8 = 1;
@@ -33,15 +37,44 @@ pub(crate) fn all(context: &Context) -> Result<Vec<PortAttributes>, HcaError> {
 }
 
 fn query(context: &Context, port_num: u8) -> Result<ibv_port_attr, HcaError> {
+    // SAFETY: the context is open.
+    let attr = unsafe { query_raw(context.library(), context.raw(), port_num) };
+    attr.map_err(|errno| Failed { hca: context.name(), call: QUERY, resource: "memory" }.with(errno))
+}
+
+/// The port's attributes; an errno on failure.
+///
+/// # Safety
+/// `raw` must be an open context.
+unsafe fn query_raw(library: &Library, raw: *mut ibv_context, port_num: u8) -> Result<ibv_port_attr, i32> {
     // SAFETY: integers only (struct ibv_port_attr, verbs.h); zero is valid. The function writes at most this
     // structure, since older libraries know a prefix of it.
     let mut attr: ibv_port_attr = unsafe { MaybeUninit::zeroed().assume_init() };
-    let query = context.library().ibv_query_port;
-    // SAFETY: the context is open, and the structure is written during the call only.
-    let returned = unsafe { query(context.raw(), port_num, &raw mut attr) };
-    let failed = Failed { hca: context.name(), call: "ibv_query_port", resource: "memory" };
-    status(returned).map_err(|errno| failed.with(errno))?;
+    let query = library.ibv_query_port;
+    // SAFETY: the context is open (above), and the structure is written during the call only.
+    status(unsafe { query(raw, port_num, &raw mut attr) })?;
     Ok(attr)
+}
+
+/// Longest message that each port takes, bytes.
+///
+/// # Safety
+/// `raw` must be an open context.
+///
+/// # Errors
+/// As [`all`].
+pub(crate) unsafe fn messages(
+    library: &Library,
+    raw: *mut ibv_context,
+    name: &str,
+    ports: u8,
+) -> Result<Vec<u32>, HcaError> {
+    let longest = |port_num| {
+        // SAFETY: the caller's.
+        unsafe { query_raw(library, raw, port_num) }.map(|attr| attr.max_msg_sz)
+    };
+    let messages: Result<_, i32> = (1..=ports).map(longest).collect();
+    messages.map_err(|errno| Failed { hca: name, call: QUERY, resource: "memory" }.with(errno))
 }
 
 /// A filled row with its port.

@@ -9,12 +9,12 @@ use gdrd_hal::{
     CqId, Endpoint, Gid, HcaError, LinkLayer, PortAttributes, QueuePair, QueuePairConfig, QueuePairParts,
     QueuePairState, QueuePairType,
 };
-use rdma_sys::{ibv_ah, ibv_qp, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type};
+use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_qp, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type};
 
 use crate::completion::CqHandle;
 use crate::domain::DomainHandle;
 use crate::error::{Failed, errno};
-use crate::gid::choose_gid;
+use crate::gid::{LAST_ROW, choose_gid};
 use crate::ledger::Ledger;
 use crate::port;
 use crate::registry::QueuePairEntry;
@@ -44,12 +44,42 @@ pub(crate) struct Destination {
 // as its queue pair.
 unsafe impl Send for Destination {}
 
+/// An `ibv_ah`. Destroyed with it.
+#[derive(Debug)]
+struct AddressHandle {
+    to: Destination,
+    domain: Arc<DomainHandle>,
+}
+
+impl AddressHandle {
+    fn create(domain: &Arc<DomainHandle>, way: &mut ibv_ah_attr, qp_num: u32) -> Result<Self, HcaError> {
+        let context = domain.context();
+        let create = context.library().ibv_create_ah;
+        // SAFETY: the domain is live; the structure is read during the call only.
+        let ah = NonNull::new(unsafe { create(domain.raw(), way) });
+        let failed = Failed { hca: context.name(), call: "ibv_create_ah", resource: "memory" };
+        let to = Destination { ah: ah.ok_or_else(|| failed.with(errno()))?, qp_num };
+        Ok(Self { to, domain: Arc::clone(domain) })
+    }
+}
+
+impl Drop for AddressHandle {
+    fn drop(&mut self) {
+        let context = self.domain.context();
+        let destroy = context.library().ibv_destroy_ah;
+        // SAFETY: destroyed once, and no request names it: it was never given out, or its queue pair is destroyed.
+        let destroyed = unsafe { destroy(self.to.ah.as_ptr()) };
+        debug_assert!(destroyed == 0 || context.is_gone(), "ibv_destroy_ah: {destroyed}");
+    }
+}
+
 /// What changes under the owner's calls.
 #[derive(Debug, Default)]
 struct Connection {
     /// Fixed at the first look, so that it does not change under the peer.
     endpoint: Option<Endpoint>,
-    destination: Option<Destination>,
+    /// Of a UD queue pair that is connected.
+    destination: Option<AddressHandle>,
 }
 
 /// An `ibv_qp`. Destroyed when control and work side are dropped.
@@ -114,13 +144,14 @@ fn check(domain: &DomainHandle, failed: Failed<'_>, config: &QueuePairConfig) ->
     let capabilities = context.capabilities();
     let unsupported = |what| HcaError::Unsupported { hca: context.name().to_owned(), what };
     capabilities.check_queue_pair_type(config.qp_type).map_err(unsupported)?;
-    for (what, value, most) in [
-        ("send depth", config.send_depth, capabilities.max_work_requests),
-        ("receive depth", config.recv_depth, capabilities.max_work_requests),
-        ("inline bytes", config.inline_bytes, capabilities.max_inline_bytes),
+    // Some drivers make a queue of none, others refuse it.
+    for (what, value, least, most) in [
+        ("send depth", config.send_depth, 1, capabilities.max_work_requests),
+        ("receive depth", config.recv_depth, 1, capabilities.max_work_requests),
+        ("inline bytes", config.inline_bytes, 0, capabilities.max_inline_bytes),
     ] {
-        if value > most {
-            return Err(failed.invalid(format!("{what} {value} is above {most}")));
+        if value < least || value > most {
+            return Err(failed.invalid(format!("{what} {value} is not in {least} to {most}")));
         }
     }
     if config.port_num == 0 || config.port_num > context.ports() {
@@ -170,7 +201,7 @@ impl QueuePairHandle {
     }
 
     pub(crate) fn destination(&self) -> Option<Destination> {
-        self.connection().destination
+        self.connection().destination.as_ref().map(|handle| handle.to)
     }
 
     fn connection(&self) -> MutexGuard<'_, Connection> {
@@ -199,12 +230,7 @@ impl Drop for QueuePairHandle {
         // SAFETY: destroyed once, after it left the registry, so that the event thread does not use it any more.
         let destroyed = unsafe { destroy(self.qp.as_ptr()) };
         debug_assert!(destroyed == 0 || context.is_gone(), "ibv_destroy_qp: {destroyed}");
-        if let Some(destination) = self.connection().destination.take() {
-            let destroy = context.library().ibv_destroy_ah;
-            // SAFETY: destroyed once, after the queue pair whose requests named it.
-            let destroyed = unsafe { destroy(destination.ah.as_ptr()) };
-            debug_assert!(destroyed == 0 || context.is_gone(), "ibv_destroy_ah: {destroyed}");
-        }
+        // Then its fields go, and with the connection the address handle that its requests named.
     }
 }
 
@@ -231,6 +257,9 @@ impl Control {
         let is_infiniband = port.link_layer == LinkLayer::InfiniBand;
         if entry.is_none() && (!is_infiniband || port.lid == 0) {
             let reason = match options.gid_index {
+                Some(index) if index > LAST_ROW => {
+                    format!("no queue pair can name GID row {index}, only 0 to {LAST_ROW}")
+                }
                 Some(index) => format!("port {} has no GID in row {index}", port.port_num),
                 None => format!("port {} has no usable GID; give its netdev an address", port.port_num),
             };
@@ -275,15 +304,6 @@ impl Control {
         // SAFETY: the queue pair is live.
         let moved = unsafe { transition::modify(self.0.domain.context().library(), self.0.raw(), &mut attr, mask) };
         moved.map_err(|errno| self.0.failed(call).with(errno))
-    }
-
-    fn address_handle(&self, way: rdma_sys::ibv_ah_attr, qp_num: u32) -> Result<Destination, HcaError> {
-        let mut way = way;
-        let create = self.0.domain.context().library().ibv_create_ah;
-        // SAFETY: the domain is live; the structure is read during the call only.
-        let ah = unsafe { create(self.0.domain.raw(), &raw mut way) };
-        let ah = NonNull::new(ah).ok_or_else(|| self.0.failed("ibv_create_ah").with(errno()))?;
-        Ok(Destination { ah, qp_num })
     }
 }
 
@@ -356,15 +376,18 @@ impl QueuePair for Control {
         }
         self.check_gid(&local)?;
         let (qp_type, reads) = (self.0.qp_type, context.reads());
-        let way = transition::address(&local, remote, context.options());
-        if qp_type == QueuePairType::Ud && connection.destination.is_none() {
-            connection.destination = Some(self.address_handle(way, remote.qp_num)?);
-        }
+        let mut way = transition::address(&local, remote, context.options());
+        // Given out once the queue pair is connected, so that a second try goes where it says.
+        let destination = match qp_type {
+            QueuePairType::Ud => Some(AddressHandle::create(&self.0.domain, &mut way, remote.qp_num)?),
+            _ => None,
+        };
         self.step("ibv_modify_qp to RTR", transition::receive(qp_type, remote, path_mtu, way, reads))?;
         let ready = self.step("ibv_modify_qp to RTS", transition::send(qp_type, local.psn, reads));
         if ready.is_err() {
             self.0.flush_again();
         }
+        connection.destination = destination;
         self.0.set_stage(if ready.is_ok() { Stage::Ready } else { Stage::Error });
         ready
     }

@@ -116,6 +116,7 @@ pub(crate) fn address(local: &Endpoint, remote: &Endpoint, options: &Options) ->
     if local.link_layer != LinkLayer::InfiniBand || is_other_subnet(local, remote) {
         ah.is_global = 1;
         ah.grh.dgid.raw = remote.gid.0;
+        // `choose_gid` leaves out what does not fit.
         ah.grh.sgid_index = u8::try_from(local.gid_index).unwrap_or(u8::MAX);
         ah.grh.hop_limit = HOP_LIMIT;
         ah.grh.traffic_class = options.traffic_class;

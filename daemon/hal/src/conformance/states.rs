@@ -155,6 +155,8 @@ pub(super) fn queue_pairs_out_of_bounds_are_refused(fixture: &dyn Fixture) {
     let good = config(QueuePairType::Rc);
     let too_deep = capabilities.max_work_requests + 1;
     for (what, bad) in [
+        ("no send depth", QueuePairConfig { send_depth: 0, ..good.clone() }),
+        ("no receive depth", QueuePairConfig { recv_depth: 0, ..good.clone() }),
         ("send depth", QueuePairConfig { send_depth: too_deep, ..good.clone() }),
         ("receive depth", QueuePairConfig { recv_depth: too_deep, ..good.clone() }),
         ("inline", QueuePairConfig { inline_bytes: capabilities.max_inline_bytes + 1, ..good.clone() }),
