@@ -59,6 +59,12 @@ pub(crate) const MAX_PAGE_BYTES: usize = 2 * 1024 * 1024;
 /// Proofs looked at at one time, each on a thread of its own that may block.
 pub(crate) const MAX_PROOFS_AT_ONCE: usize = 8;
 
+/// Of those, one user's.
+pub(crate) const MAX_PROOFS_OF_USER_AT_ONCE: usize = 4;
+
+/// Proofs of one user that are looked at or wait for that; the fds of more are not taken in.
+pub(crate) const MAX_PROOFS_WAITING_OF_USER: usize = 128;
+
 /// Placements scored at one time; others wait their turn.
 pub(crate) const MAX_PLACEMENTS_AT_ONCE: usize = 2;
 

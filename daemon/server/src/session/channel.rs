@@ -213,10 +213,10 @@ impl Channel {
     ///
     /// # Errors
     /// What ends the session.
-    pub(super) async fn next(&self) -> Result<Incoming, SessionEnd> {
+    pub(super) async fn next(&self, fds: impl Fn() -> Result<(), SessionEnd>) -> Result<Incoming, SessionEnd> {
         loop {
             let mut ready = self.socket.readable().await?;
-            let read = ready.try_io(|_| match self.read() {
+            let read = ready.try_io(|_| match self.read(&fds) {
                 Err(SessionEnd::Socket(error)) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
                 other => Ok(other),
             });
@@ -230,13 +230,14 @@ impl Channel {
     }
 
     /// Takes one packet; `None` for an acknowledgement.
-    fn read(&self) -> Result<Option<Incoming>, SessionEnd> {
+    fn read(&self, fds: impl Fn() -> Result<(), SessionEnd>) -> Result<Option<Incoming>, SessionEnd> {
         let mut buffer: PacketBuffer = [0; MAX_SESSION_PACKET_BYTES];
         // Held over peek and receive: another reader between them would take a packet that was not looked at.
         let mut outbox = self.outbox();
         let seen = packet::peek(self.fd(), &mut buffer)?;
         match decode(&buffer, seen)? {
             message @ (client_message::Message::ProveGpus(_) | client_message::Message::Adopt(_)) => {
+                fds()?;
                 let (received, fds) = packet::receive_with_fds(self.fd(), &mut buffer)?;
                 let cut = received.fds_cut || fds.len() > MAX_PACKET_FDS;
                 Ok(match message {

@@ -50,6 +50,12 @@ pub(crate) enum SessionEnd {
     /// Looking at the fds of a proof took too long.
     #[error("looking at the fds of a proof took more than {} ms", .0.as_millis())]
     ProofTimeout(Duration),
+    /// fds of too many proofs of this user are looked at.
+    #[error("too many proofs or adoptions of uid {uid} wait to be looked at; see that its fds answer, and try again")]
+    TooManyProofs {
+        /// The user.
+        uid: u32,
+    },
     /// Too many connections of this user, or of all.
     #[error("uid {uid} or the daemon has as many session connections as it may; close some")]
     TooManyConnections {
@@ -94,6 +100,7 @@ impl SessionEnd {
             Self::Version(_) => "VERSION_MISMATCH",
             Self::SlowReader(_) => "SLOW_READER",
             Self::ProofTimeout(_) => "PROOF_TIMEOUT",
+            Self::TooManyProofs { .. } => "PROOFS_EXHAUSTED",
             Self::TooManyConnections { .. } => "CONNECTIONS_EXHAUSTED",
             Self::Peer(_) => "PEER_UNKNOWN",
             Self::Engine(error) => error.reason(),

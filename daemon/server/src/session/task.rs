@@ -23,8 +23,8 @@ use crate::readiness::watch;
 pub(super) async fn serve(channel: Channel, shared: &Shared) {
     let channel = Arc::new(channel);
     let end = match open(&channel, shared).await {
-        Ok((session, events, pidfd)) => {
-            let end = live(&channel, shared, &session, events, pidfd).await;
+        Ok((session, events, peer)) => {
+            let end = live(&channel, shared, &session, events, peer).await;
             info!(session = %session.id, reason = end.reason(), "session ended: {end}");
             // First, so that a client which reads the goodbye finds its token void and its leases on their way back.
             session.close(&end);
@@ -48,13 +48,13 @@ pub(super) async fn resume(channel: Arc<Channel>, shared: &Shared, resumed: &mut
         Ok(peer)
     });
     let end = match taken_up {
-        Ok(mut peer) => {
+        Ok(peer) => {
             info!(session = %open.id, uid = peer.credentials.uid, pid = peer.credentials.pid, "session goes on");
             channel.forget_calls();
             tell_resumed(&channel, resumed);
             let (_, nothing) = futures_channel::mpsc::channel(0);
             let events = std::mem::replace(&mut resumed.events, nothing);
-            live(&channel, shared, &open, events, peer.pidfd.take()).await
+            live(&channel, shared, &open, events, peer).await
         }
         Err(end) => end,
     };
@@ -83,24 +83,22 @@ fn tell_resumed(channel: &Channel, resumed: &SessionResumed) {
 
 type Events = futures_channel::mpsc::Receiver<SessionEvent>;
 
+const HELLO_IS_FIRST: SessionEnd = SessionEnd::Protocol("the first message must be Hello");
+
 /// Shakes hands and opens the session.
-async fn open(channel: &Arc<Channel>, shared: &Shared) -> Result<(Open, Events, Option<OwnedFd>), SessionEnd> {
+async fn open(channel: &Arc<Channel>, shared: &Shared) -> Result<(Open, Events, Peer), SessionEnd> {
     let timeout = shared.limits.hello_timeout;
     let first = tokio::select! {
         () = shared.stop.cancelled() => Err(SessionEnd::ShuttingDown),
-        first = tokio::time::timeout(timeout, channel.next()) => first.map_err(|_| SessionEnd::HelloTimeout(timeout))?,
+        first = tokio::time::timeout(timeout, channel.next(|| Err(HELLO_IS_FIRST))) => first.map_err(|_| SessionEnd::HelloTimeout(timeout))?,
     };
     let hello = match first? {
         Incoming::Hello(hello) => hello,
-        Incoming::ProveGpus { fds, .. } | Incoming::Adopt { fds, .. } => {
-            close_apart(fds);
-            return Err(SessionEnd::Protocol("the first message must be Hello"));
-        }
-        Incoming::Call(_) => return Err(SessionEnd::Protocol("the first message must be Hello")),
+        Incoming::ProveGpus { .. } | Incoming::Adopt { .. } | Incoming::Call(_) => return Err(HELLO_IS_FIRST),
     };
     let versions = hello.versions.ok_or(SessionEnd::Protocol("Hello names no versions"))?;
     version::check(&versions).map_err(SessionEnd::Version)?;
-    let mut peer = Peer::of(channel.fd())?;
+    let peer = Peer::of(channel.fd())?;
     let opened = shared.engine.open_session((&peer).into(), &hello.client_name)?;
     let SessionOpened { session, token, generation_page, events } = opened;
     info!(%session, uid = peer.credentials.uid, pid = peer.credentials.pid, scope = %peer.scope, "session opened");
@@ -115,7 +113,7 @@ async fn open(channel: &Arc<Channel>, shared: &Shared) -> Result<(Open, Events, 
         daemon_version: version::DAEMON_VERSION.to_owned(),
     };
     channel.welcome(welcome, &generation_page);
-    Ok((open, events, peer.pidfd.take()))
+    Ok((open, events, peer))
 }
 
 /// Has the socket kept for the next daemon before its client can know of the session.
@@ -130,14 +128,10 @@ async fn keep(channel: &Channel, shared: &Shared, session: SessionId) -> Result<
 }
 
 /// Serves an open session until it ends.
-async fn live(
-    channel: &Channel,
-    shared: &Shared,
-    session: &Open,
-    mut events: Events,
-    pidfd: Option<OwnedFd>,
-) -> SessionEnd {
-    let pidfd = match pidfd.map(|pidfd| watch(pidfd, Interest::READABLE)).transpose() {
+async fn live(channel: &Channel, shared: &Shared, session: &Open, mut events: Events, peer: Peer) -> SessionEnd {
+    let uid = peer.credentials.uid;
+    let room = || if shared.proofs.has_room(uid) { Ok(()) } else { Err(SessionEnd::TooManyProofs { uid }) };
+    let pidfd = match peer.pidfd.map(|pidfd| watch(pidfd, Interest::READABLE)).transpose() {
         Ok(pidfd) => pidfd,
         Err(error) => return error.into(),
     };
@@ -157,15 +151,15 @@ async fn live(
                 None => return gdrd_engine::EngineError::SessionEnded.into(),
             },
             () = calls.next(channel) => {}
-            incoming = channel.next() => match incoming {
+            incoming = channel.next(room) => match incoming {
                 Ok(Incoming::Call(call)) => calls.begin(channel, call),
                 Ok(Incoming::ProveGpus { request_id, fds, cut }) => {
-                    match prove(shared, session.id, request_id, fds, cut).await {
+                    match prove(shared, (session.id, uid), request_id, fds, cut).await {
                         Ok(answer) => channel.answer(daemon_message::Message::GpusProven(answer)),
                         Err(end) => return end,
                     }
                 }
-                Ok(Incoming::Adopt { adopt, fds, cut }) => match take_in(shared, session.id, adopt, fds, cut).await {
+                Ok(Incoming::Adopt { adopt, fds, cut }) => match take_in(shared, (session.id, uid), adopt, fds, cut).await {
                     Ok(answer) => channel.answer(daemon_message::Message::Adopted(answer)),
                     Err(end) => return end,
                 },
@@ -186,17 +180,17 @@ async fn process_ended(pidfd: Option<&AsyncFd<OwnedFd>>) {
 
 async fn prove(
     shared: &Shared,
-    session: SessionId,
+    (session, uid): (SessionId, u32),
     request_id: u64,
     fds: Vec<OwnedFd>,
     cut: bool,
 ) -> Result<v1::GpusProven, SessionEnd> {
     if cut {
-        close_apart(fds);
+        shared.proofs.close(uid, fds);
         return Err(SessionEnd::TooManyFds { limit: MAX_PACKET_FDS });
     }
     let timeout = shared.limits.proof_timeout;
-    let looked = tokio::time::timeout(timeout, shared.proofs.look_at(fds));
+    let looked = tokio::time::timeout(timeout, shared.proofs.look_at(uid, fds));
     let nodes = looked.await.map_err(|_| SessionEnd::ProofTimeout(timeout))?;
     let proven = nodes.and_then(|nodes| shared.engine.prove_gpus(session, &nodes).map_err(|error| error.to_string()));
     Ok(match proven {
@@ -210,20 +204,20 @@ async fn prove(
 
 async fn take_in(
     shared: &Shared,
-    session: SessionId,
+    (session, uid): (SessionId, u32),
     adopt: v1::Adopt,
     fds: Vec<OwnedFd>,
     cut: bool,
 ) -> Result<v1::Adopted, SessionEnd> {
     if cut {
-        close_apart(fds);
+        shared.proofs.close(uid, fds);
         return Err(SessionEnd::TooManyFds { limit: MAX_PACKET_FDS });
     }
     let v1::Adopt { request_id, items } = adopt;
     let timeout = shared.limits.proof_timeout;
     let engine = shared.engine.clone();
     let looked =
-        tokio::time::timeout(timeout, shared.proofs.apart(move || adoption::adopt(&engine, session, items, fds)));
+        tokio::time::timeout(timeout, shared.proofs.apart(uid, move || adoption::adopt(&engine, session, items, fds)));
     match looked.await.map_err(|_| SessionEnd::ProofTimeout(timeout))? {
         Some(Ok(memories)) => Ok(v1::Adopted { request_id, memories, ..Default::default() }),
         Some(Err((reason, message))) => {
@@ -231,11 +225,6 @@ async fn take_in(
         }
         None => Err(SessionEnd::ShuttingDown),
     }
-}
-
-/// Closes a client's fds where that may block.
-fn close_apart(fds: Vec<OwnedFd>) {
-    tokio::task::spawn_blocking(move || drop(fds));
 }
 
 /// An open session; closed with the engine whatever becomes of its task.
