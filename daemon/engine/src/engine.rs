@@ -314,7 +314,7 @@ impl Engine {
     /// A queue pair in INIT with its ring.
     ///
     /// # Errors
-    /// `BadArgument`, `UnknownHca`, `UnknownGpu`, `GpuNotProven`, `Limit`, `HcaExhausted`, `Unsupported`, `Absent`,
+    /// `BadArgument`, `UnknownHca`, `UnknownGpu`, `Limit`, `HcaExhausted`, `Unsupported`, `Absent`,
     /// `DeviceLost`, `Driver`, `SessionEnded`, `ShuttingDown`.
     pub fn create_queue_pair(&self, session: SessionId, request: QueuePairRequest) -> Call<QueuePairGrant> {
         self.call(queue_pair, |call| Input::CreateQueuePair { call, session, request })

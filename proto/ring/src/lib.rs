@@ -2,7 +2,7 @@
 //!
 //! Role: how a client process posts work to a queue pair that the daemon owns, and learns what came
 //! of it, without a system call on the hot path. One sealed segment per brokered queue pair holds
-//! both rings; one segment per session holds the generation page.
+//! both rings; one segment per tenant holds the generation page.
 //!
 //! Owner of state: [`ClientRing`] and [`BrokerRing`] each own one side. All that a side relies on
 //! (indices, geometry, reservations) is private to it; the segment holds only what the other side

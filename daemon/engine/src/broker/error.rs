@@ -82,8 +82,8 @@ pub enum BrokerError {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum BrokerEvent {
-    /// The client broke the ring protocol. Its ring is closed and its queue pair goes to ERR;
-    /// the engine detaches it.
+    /// The client broke the ring protocol. Its ring is closed and its queue pair goes to ERR, and stays attached until the
+    /// client or its session ends it.
     RingCorrupt {
         /// The queue pair.
         id: QueuePairId,

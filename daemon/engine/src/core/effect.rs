@@ -132,7 +132,7 @@ pub(crate) enum Effect {
     QuiesceRegion { tenant: TenantId, region: RegionId, slot: SlotId },
     /// Queue pairs with requests on the slots go to ERR, so that they quiesce.
     FlushUsers { tenant: TenantId, slots: Vec<SlotId> },
-    /// Once the retired slot is quiet, ends that one registration; tells `Shed`.
+    /// Ends that one registration, whose HCA is gone; tells `Shed` once the retired slot is quiet.
     Shed { tenant: TenantId, allocation: AllocationId, hca: HcaIndex, slot: SlotId },
     /// Something for an executor thread.
     Start(Job),

@@ -76,6 +76,8 @@ pub(crate) enum FailureKind {
     Lost,
     /// Anything else.
     Driver,
+    /// The daemon's own fault.
+    Bug,
 }
 
 /// Why a job did not succeed.

@@ -193,5 +193,6 @@ pub(super) fn error_of(failure: &Failure) -> EngineError {
         FailureKind::Unsupported => EngineError::Unsupported { problem },
         FailureKind::Lost => EngineError::DeviceLost { problem },
         FailureKind::Invalid | FailureKind::Driver => EngineError::Driver { problem },
+        FailureKind::Bug => EngineError::Internal { problem },
     }
 }

@@ -97,7 +97,7 @@ fn guarded<T>(job: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
 }
 
 pub(super) fn bug(message: &str) -> Failure {
-    Failure { kind: FailureKind::Driver, hca: None, message: message.to_owned() }
+    Failure { kind: FailureKind::Bug, hca: None, message: message.to_owned() }
 }
 
 fn allocate(
@@ -287,7 +287,9 @@ fn port_of(device: &dyn Hca, index: HcaIndex, asked: u8) -> Result<u8, Failure> 
 fn connect(runtime: &Runtime, id: QueuePairId, hca: HcaIndex, remote: &Endpoint) -> Result<(), Failure> {
     let control = runtime.objects.with_queue_pair(id, |q| q.control.as_ref().and_then(Weak::upgrade)).flatten();
     let Some(control) = control else {
-        return Err(bug("the queue pair ended while it was being connected"));
+        // Whoever destroyed it has the right to.
+        let message = "the queue pair ended while it was being connected".to_owned();
+        return Err(Failure { kind: FailureKind::Driver, hca: Some(hca), message });
     };
     control.connect(remote).map_err(|error| of_hca(hca, &error))
 }

@@ -40,7 +40,7 @@ pub(super) async fn serve(channel: Channel, shared: &Shared) {
 /// Ids of one message to a client: the longest take 10 bytes each, and a packet takes 8 KiB.
 const IDS_PER_MESSAGE: usize = 256;
 
-/// Goes on with a session of an earlier daemon, if its client is still who it was.
+/// Goes on with a session of an earlier daemon, if its client may still have one.
 pub(super) async fn resume(channel: Arc<Channel>, shared: &Shared, resumed: &mut SessionResumed) {
     let open = Open::new(resumed.session, shared);
     let taken_up = Peer::of(channel.fd()).map_err(SessionEnd::from).and_then(|peer| {
