@@ -8,7 +8,7 @@ use gdrd_client_sys::Mapping;
 use gdrd_proto::v1::buffers_client::BuffersClient;
 use gdrd_proto::v1::{self, call};
 use gdrd_ring::LocalSpan;
-use gdrd_shm::{Access, Segment};
+use gdrd_shm::{Access, MapOptions, Segment};
 use tonic::Response;
 
 use crate::bytes::MemoryReader;
@@ -307,7 +307,8 @@ impl Buffer {
         }
         let mut fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(fd) = fd.take() {
-            let segment = Segment::map(fd, Access::ReadWrite)?;
+            // Of huge pages only the daemon lends memory, and only to us and to those whom we let in.
+            let segment = MapOptions::new(Access::ReadWrite).allow_huge_pages(true).map(fd)?;
             let name = MemoryName::Lease(self.lease_id);
             self.session.mappings().add(segment.address(), segment.len_bytes(), name);
             // The lock is held and the descriptor was there, so nobody else has set it.

@@ -46,6 +46,11 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
+    /// Whether HCAs are simulated, so that the daemon itself moves the bytes.
+    pub(crate) fn has_sim_hcas(&self) -> bool {
+        !self.sim_hcas.is_empty()
+    }
+
     /// Version of the GPU driver; empty without one.
     pub(crate) fn driver_version(&self) -> String {
         self.nvml.as_ref().map(|nvml| nvml.report().driver_version).unwrap_or_default()

@@ -24,21 +24,21 @@ mod uevents;
 mod worker;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use gdrd_engine::{Continuity, Engine, SessionResumed};
+use gdrd_engine::{Continuity, Engine, EngineConfig, GpuProof, Hardware, HugePages, NumaCpus, SessionResumed};
 use gdrd_server::{Backend, Backends, HostFacts, Server, ServerConfig};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::arguments::{Arguments, Other};
 use crate::config::Config;
-use crate::hardware::Origin;
+use crate::hardware::{Machine, Origin};
 use crate::inherited::Inherited;
 use crate::probes::ProbeFile;
 use crate::rescan::Rescan;
@@ -136,7 +136,9 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     // Before anything of an earlier daemon is taken up: what cannot start leaves that to the next try.
     let listening = activated.complete(runtime_dir.path())?;
     let runtime = daemon::runtime()?;
-    let (engine, resumed) = start_engine(config, chosen.gpu_proof, chosen.hardware, nodes, limits, continuity)?;
+    let is_simulated = !chosen.sim_profile.is_empty() || chosen.machine.has_sim_hcas();
+    let settings = engine_settings(config, chosen.gpu_proof, nodes, is_simulated);
+    let (engine, resumed) = start_engine(settings, chosen.hardware, limits, continuity)?;
     let facts = HostFacts {
         backends: Backends::new(chosen.backends),
         sim_profile: chosen.sim_profile,
@@ -145,14 +147,9 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     for Backend { name, present, reason } in facts.backends.list() {
         info!(present, "{name}: {reason}");
     }
-    let (kind, sys) = match &chosen.origin {
-        Origin::Simulated => (format!("simulated {}", facts.sim_profile), None),
-        Origin::Live => ("live".to_owned(), Some(PathBuf::from("/sys"))),
-        Origin::Captured(root) => (format!("captured {}", root.display()), None),
-    };
-    let probes = ProbeFile::new(runtime_dir.path(), &kind, sys, chosen.machine.clone());
+    let probes = Arc::new(probe_file(runtime_dir.path(), &chosen.origin, &facts.sim_profile, chosen.machine.clone()));
     probes.restore(&chosen.topology);
-    let (probes, topology) = (Arc::new(probes), chosen.topology.clone());
+    let topology = chosen.topology.clone();
     let status = status(&facts, &chosen.topology);
     let rescan = Rescan {
         origin: chosen.origin,
@@ -181,20 +178,35 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     served
 }
 
-fn start_engine(
-    config: &Config,
-    gpu_proof: gdrd_engine::GpuProof,
-    hardware: gdrd_engine::Hardware,
-    nodes: Vec<gdrd_engine::NumaCpus>,
-    (descriptors, most_kept): (u32, Option<u32>),
-    continuity: Option<Continuity>,
-) -> anyhow::Result<(Engine, Vec<SessionResumed>)> {
+fn engine_settings(config: &Config, gpu_proof: GpuProof, nodes: Vec<NumaCpus>, is_simulated: bool) -> EngineConfig {
     let (policy, warnings) = config.policy(rustix::process::geteuid().as_raw());
     for warning in warnings {
         info!("{warning}");
     }
-    let mut engine = config.engine(policy, gpu_proof);
-    engine.broker.nodes = nodes;
+    let mut settings = config.engine(policy, gpu_proof);
+    settings.broker.nodes = nodes;
+    if is_simulated {
+        // A simulated HCA touches the memory itself, and where a client has punched a hole there may be no huge page for it.
+        settings.pool.host_huge_pages = HugePages::Off;
+    }
+    settings
+}
+
+fn probe_file(runtime_dir: &Path, origin: &Origin, sim_profile: &str, machine: Machine) -> ProbeFile {
+    let (kind, sys) = match origin {
+        Origin::Simulated => (format!("simulated {sim_profile}"), None),
+        Origin::Live => ("live".to_owned(), Some(PathBuf::from("/sys"))),
+        Origin::Captured(root) => (format!("captured {}", root.display()), None),
+    };
+    ProbeFile::new(runtime_dir, &kind, sys, machine)
+}
+
+fn start_engine(
+    mut engine: EngineConfig,
+    hardware: Hardware,
+    (descriptors, most_kept): (u32, Option<u32>),
+    continuity: Option<Continuity>,
+) -> anyhow::Result<(Engine, Vec<SessionResumed>)> {
     engine.limits.max_descriptors = descriptors;
     engine.limits.max_kept_descriptors = most_kept.unwrap_or(u32::MAX);
     let Some(continuity) = continuity else {

@@ -96,6 +96,20 @@ pub struct PoolConfig {
     pub headroom_percent: u8,
     /// Idle time after which pools of a size class shrink to nothing. Default 10 min.
     pub idle: Duration,
+    /// Whether host buffers of 2 MiB and more are of huge pages. Default [`HugePages::Try`].
+    pub host_huge_pages: HugePages,
+}
+
+/// Huge pages (hugetlbfs) for host buffers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum HugePages {
+    /// None.
+    Off,
+    /// Where the pool of the node has enough, else ordinary ones.
+    #[default]
+    Try,
+    /// Refused where it has not.
+    Require,
 }
 
 impl Default for PoolConfig {
@@ -109,6 +123,7 @@ impl Default for PoolConfig {
             headroom_bytes: 1 << 30,
             headroom_percent: 0,
             idle: Duration::from_secs(600),
+            host_huge_pages: HugePages::default(),
         }
     }
 }

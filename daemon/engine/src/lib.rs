@@ -35,7 +35,9 @@ mod stats;
 pub use gdrd_hal::{Access, Endpoint, Gid, GpuUuid, LinkLayer, QueuePairState, QueuePairType};
 
 pub use call::{Call, Undo};
-pub use config::{BrokerConfig, CacheConfig, EngineConfig, GpuProof, Limits, NumaCpus, PoolConfig, Timeouts};
+pub use config::{
+    BrokerConfig, CacheConfig, EngineConfig, GpuProof, HugePages, Limits, NumaCpus, PoolConfig, Timeouts,
+};
 pub use engine::{Engine, Hardware};
 pub use error::{EngineError, ErrorKind};
 pub use gpu_memory::{BufferBytes, GpuMemoryUse};

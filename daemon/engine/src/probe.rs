@@ -108,7 +108,7 @@ struct Loop {
 impl Loop {
     fn new(hca: &dyn Hca, port_num: u8, target: MemorySource<'_>) -> Result<Self, Problem> {
         let pd = hca.alloc_pd()?;
-        let memory = HostMemory::allocate(2 * PROBED_BYTES)?;
+        let memory = HostMemory::ordinary(2 * PROBED_BYTES)?;
         let access = possible(Access::DATA, hca);
         let source = MemorySource::Host { fd: memory.own_fd(), offset: 0, len_bytes: memory.len_bytes() };
         let own = pd.register(source, access, 0)?;

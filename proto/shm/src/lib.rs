@@ -13,15 +13,19 @@
 mod error;
 mod fork;
 mod futex;
+mod node;
 pub mod pingpong;
 mod raw;
 mod seal;
 mod segment;
 mod shared;
+mod zero;
 
 pub use error::ShmError;
 pub use fork::ForkMark;
 pub use futex::{WaitOutcome, futex_wait, futex_wake};
+pub use node::{NodeRule, on_node};
 pub use seal::{Seals, add_seals, seals};
 pub use segment::{Access, MapOptions, Segment, SegmentOptions};
 pub use shared::{SharedSlots, SharedU32, SharedU64};
+pub use zero::zero_by_kernel;

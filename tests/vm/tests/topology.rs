@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Once;
 
@@ -122,6 +123,66 @@ fn host_memory_near_a_gpu_is_registered_with_the_nic_of_its_switch() {
         let registered = puppet.try_run(Command::Remote { buffer, hca: rxe_of(&near) });
         assert!(registered.is_ok(), "{lease}: {registered:?}");
     }
+}
+
+/// What a process has of host buffers by page size, as /proc tells it: bytes of a page, and pages by node.
+fn host_pages(pid: u32) -> Vec<(u64, BTreeMap<String, u64>)> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/numa_maps")).expect("the process runs");
+    let of_buffer = maps.lines().filter(|line| line.contains("/memfd:gdrd-host"));
+    let pages = |line: &str| {
+        let words: Vec<(&str, u64)> = line
+            .split(' ')
+            .filter_map(|word| word.split_once('='))
+            .filter_map(|(k, v)| Some((k, v.parse().ok()?)))
+            .collect();
+        let page = words.iter().find(|(name, _)| *name == "kernelpagesize_kB").map_or(0, |(_, kib)| kib << 10);
+        let is_node = |name: &str| name.strip_prefix('N').is_some_and(|node| node.parse::<u32>().is_ok());
+        let nodes = words.into_iter().filter(|(name, _)| is_node(name));
+        (page, nodes.map(|(node, count)| (node.to_owned(), count)).collect())
+    };
+    of_buffer.map(pages).collect()
+}
+
+#[test]
+fn host_buffers_are_of_huge_pages_on_the_node_of_their_gpu_and_of_ordinary_ones_there_when_those_are_used_up() {
+    prepared();
+    let reserve = |node: &str, count: &str| {
+        let path = format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages");
+        fs::write(&path, count).expect("the kernel has huge pages");
+    };
+    // Of the wrong node there are plenty.
+    reserve("0", "8");
+    reserve("1", "4");
+    let node_of = |gpu: &Function| fs::read_to_string(gpu.path.join("numa_node")).expect("each function has one");
+    let gpu = functions(GPU_CLASS).iter().position(|gpu| node_of(gpu).trim() == "1").expect("two are on node 1");
+    let daemon = daemon_with("[pool]\nready_target_per_class = 0\n");
+    let mut puppet = Puppet::connected(&daemon);
+    let acquire = |puppet: &mut Puppet, buffer: &str, size: u64| {
+        puppet.run(Command::Acquire { buffer: buffer.into(), gpu: format!("GPU{gpu}"), size, host: true });
+    };
+    let on_node_1 = |count: u64| BTreeMap::from([("N1".to_owned(), count)]);
+    acquire(&mut puppet, "huge", 8 << 20);
+    puppet.run(Command::Fill { buffer: "huge".into(), seed: 3 });
+    assert_eq!(host_pages(puppet.pid()), [(2 << 20, on_node_1(4))]);
+    acquire(&mut puppet, "ordinary", 4 << 20);
+    puppet.run(Command::Fill { buffer: "ordinary".into(), seed: 4 });
+    let mut pages = host_pages(puppet.pid());
+    pages.sort();
+    assert_eq!(pages, [(4096, on_node_1(1024)), (2 << 20, on_node_1(4))]);
+    // What is lent again is the same memory without its content.
+    puppet.run(Command::Release { buffer: "huge".into() });
+    acquire(&mut puppet, "huge", 8 << 20);
+    let peek = |offset| Command::Peek { buffer: "huge".into(), offset, len: 64 };
+    for offset in [0, (8 << 20) - 64] {
+        assert_eq!(puppet.run(peek(offset)), "00".repeat(64));
+    }
+    assert!(host_pages(puppet.pid()).iter().any(|(page, _)| *page == 2 << 20));
+    drop(puppet);
+    let required = daemon_with("[pool]\nhost_huge_pages = \"require\"\n");
+    let mut puppet = Puppet::connected(&required);
+    let more = Command::Acquire { buffer: "more".into(), gpu: format!("GPU{gpu}"), size: 16 << 20, host: true };
+    let refused = format!("{:?}", puppet.try_run(more));
+    assert!(refused.contains("on NUMA node 1") && refused.contains("vm.nr_hugepages"), "{refused}");
 }
 
 #[test]

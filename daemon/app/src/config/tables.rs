@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gdrd_engine::{BrokerConfig, EngineConfig, Limits, PoolConfig, Timeouts};
+use gdrd_engine::{BrokerConfig, EngineConfig, HugePages, Limits, PoolConfig, Timeouts};
 use gdrd_server::ServerLimits;
 use serde::{Deserialize, Serialize};
 
@@ -113,6 +113,17 @@ pub(crate) struct PoolKeys {
     pub(crate) headroom_bytes: u64,
     pub(crate) headroom_percent: u8,
     pub(crate) idle_s: u64,
+    pub(crate) host_huge_pages: HugePagesKey,
+}
+
+/// Values of `pool.host_huge_pages`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum HugePagesKey {
+    Off,
+    #[default]
+    Try,
+    Require,
 }
 
 impl Default for PoolKeys {
@@ -127,6 +138,7 @@ impl Default for PoolKeys {
             headroom_bytes: defaults.headroom_bytes,
             headroom_percent: defaults.headroom_percent,
             idle_s: defaults.idle.as_secs(),
+            host_huge_pages: HugePagesKey::default(),
         }
     }
 }
@@ -158,6 +170,11 @@ impl PoolKeys {
             headroom_bytes: self.headroom_bytes,
             headroom_percent: self.headroom_percent,
             idle: Duration::from_secs(self.idle_s),
+            host_huge_pages: match self.host_huge_pages {
+                HugePagesKey::Off => HugePages::Off,
+                HugePagesKey::Try => HugePages::Try,
+                HugePagesKey::Require => HugePages::Require,
+            },
         }
     }
 }

@@ -1,5 +1,6 @@
 //! GPUs and HCAs as the state machine sees them: names, pairing, health.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gdrd_hal::GpuUuid;
@@ -48,6 +49,8 @@ pub(crate) struct HcaState {
 pub(crate) struct Host {
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) hcas: Vec<HcaState>,
+    /// NUMA nodes of HCAs by name, where known.
+    hca_nodes: BTreeMap<String, u32>,
     /// How GPU memory is mapped, and the granularity of its backend, bytes; `None` without one.
     pub(crate) gpu_memory: Option<(MemoryKind, u64)>,
 }
@@ -62,13 +65,14 @@ pub(crate) struct Resolved {
 impl Host {
     pub(crate) fn new(hcas: &[Arc<str>], gpu_memory: Option<(MemoryKind, u64)>, plan: &HostPlan) -> Self {
         let hcas = hcas.iter().map(|name| HcaState { name: Arc::clone(name), gone: None }).collect();
-        let mut host = Self { gpus: Vec::new(), hcas, gpu_memory };
+        let mut host = Self { gpus: Vec::new(), hcas, hca_nodes: BTreeMap::new(), gpu_memory };
         host.update(plan);
         host
     }
 
     /// Takes another plan: GPUs keep their index by UUID, new ones are added, none is removed.
     pub(crate) fn update(&mut self, plan: &HostPlan) {
+        self.hca_nodes.clone_from(&plan.hca_nodes);
         for planned in &plan.gpus {
             let hcas: Arc<[HcaIndex]> = planned.hcas.iter().filter_map(|name| self.hca_index(name)).collect();
             if let Some(gpu) = self.gpus.iter_mut().find(|gpu| gpu.planned.uuid == planned.uuid) {
@@ -165,7 +169,18 @@ impl Host {
         for hca in hcas.iter() {
             self.usable_hca(*hca)?;
         }
+        let place = match place {
+            Place::Host(None) => Place::Host(self.node_of(&hcas)),
+            known => known,
+        };
         Ok(Resolved { place, hcas, granularity_bytes })
+    }
+
+    /// The NUMA node that all of these HCAs are on.
+    fn node_of(&self, hcas: &[HcaIndex]) -> Option<u32> {
+        let mut nodes = hcas.iter().map(|hca| self.hca_nodes.get(&*self.hca(*hca)?.name).copied());
+        let first = nodes.next()??;
+        nodes.all(|node| node == Some(first)).then_some(first)
     }
 
     /// The HCAs of these names, or those that the GPU is paired with where there is none.

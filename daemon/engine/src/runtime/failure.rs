@@ -44,7 +44,11 @@ pub(super) fn of_landing(hca: HcaIndex, error: &LandingError) -> Failure {
 
 /// The kernel had no memory or descriptors for us.
 pub(super) fn of_kernel(what: &str, error: &dyn std::fmt::Display) -> Failure {
-    Failure { kind: FailureKind::OutOfMemory, hca: None, message: format!("{what}: {error}") }
+    out_of_memory(&format_args!("{what}: {error}"))
+}
+
+pub(super) fn out_of_memory(error: &dyn std::fmt::Display) -> Failure {
+    Failure { kind: FailureKind::OutOfMemory, hca: None, message: error.to_string() }
 }
 
 fn on(hca: HcaIndex, kind: FailureKind, error: &dyn std::fmt::Display) -> Failure {

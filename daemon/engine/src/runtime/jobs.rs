@@ -9,8 +9,8 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::Runtime;
 use super::executor::Lane;
-use super::failure::{of_broker, of_gpu, of_hca, of_kernel, of_landing};
-use super::host_memory::HostMemory;
+use super::failure::{of_broker, of_gpu, of_hca, of_kernel, of_landing, out_of_memory};
+use super::host_memory::{HostMemory, Pages};
 use super::objects::{Bytes, Memory, Objects, QueuePairObjects, Registered, possible};
 use super::regions::{self, NewRegion};
 use crate::broker::{QueuePairLimits, QueuePairSetup};
@@ -109,8 +109,9 @@ fn allocate(
 ) -> Result<(), Failure> {
     let (bytes, lane) = match place {
         Place::Gpu(gpu) => (allocate_on_gpu(runtime, gpu, len_bytes, ahead)?, Lane::Gpu(gpu)),
-        Place::Host(_) => {
-            let memory = HostMemory::allocate(len_bytes).map_err(|errno| of_kernel("host buffer", &errno))?;
+        Place::Host(node) => {
+            let pages = Pages { node: runtime.own_node(node), huge: runtime.config.pool.host_huge_pages };
+            let memory = HostMemory::allocate(len_bytes, pages).map_err(|error| out_of_memory(&error))?;
             (Bytes::Host(memory), Lane::Host)
         }
     };

@@ -108,7 +108,7 @@ impl Runtime {
 }
 
 fn probe_host(hca: &dyn Hca, port_num: u8) -> ProbeOutcome {
-    match HostMemory::allocate(PROBED_BYTES) {
+    match HostMemory::ordinary(PROBED_BYTES) {
         Ok(memory) => {
             let target = MemorySource::Host { fd: memory.own_fd(), offset: 0, len_bytes: PROBED_BYTES };
             probe(hca, port_num, target)

@@ -148,6 +148,11 @@ impl Runtime {
         stats
     }
 
+    /// A node, if it is one of this machine: a simulated host's are not.
+    pub(super) fn own_node(&self, node: Option<u32>) -> Option<u32> {
+        node.filter(|node| self.config.broker.nodes.iter().any(|own| own.node == *node))
+    }
+
     pub(crate) fn plan(&self) -> Arc<HostPlan> {
         Arc::clone(&lock(&self.plan))
     }
