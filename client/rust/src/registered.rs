@@ -96,7 +96,7 @@ impl RegisterOptions {
         self
     }
 
-    /// In regions no longer than this, bytes, a multiple of 2 MiB: a translating IOMMU may refuse longer ones.
+    /// In regions no longer than this, bytes, a multiple of 2 MiB. With HCAs that an IOMMU translates for, 1 GiB at most in any case.
     #[must_use]
     pub fn pieces(mut self, piece_bytes: u64) -> Self {
         self.0.piece_bytes = piece_bytes;
@@ -221,7 +221,7 @@ impl RegisteredRange {
         parts.map(|part| part.registration.hca.as_str())
     }
 
-    /// Regions that it is made of: one for each HCA, unless pieces were asked for. Ranges that share one name its slot.
+    /// Regions that it is made of: one for each HCA, unless it is in pieces. Ranges that share one name its slot.
     pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
         self.registered.parts.iter().map(|part| part.registration.slot)
     }

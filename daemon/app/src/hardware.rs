@@ -22,6 +22,7 @@ use gdrd_topology::{profile, read_input, read_live, read_root};
 use crate::arguments::Arguments;
 use crate::config::{Config, TopologyKeys};
 use crate::gpus::{self, NvmlFacts};
+use crate::iommu;
 use crate::rdma::RdmaDevices;
 
 /// Where the topology comes from, and comes from again at each rescan.
@@ -260,7 +261,14 @@ pub(crate) fn host_plan(topology: &Topology, facts: &[GpuFact], machine: &Machin
     };
     let node = |hca: &gdrd_topology::model::Hca| Some((hca.name.clone(), u32::from(hca.numa?.0)));
     let hca_nodes = view.snapshot().host.hcas.iter().filter_map(node).collect();
-    HostPlan { generation: view.generation(), gpus: view.plan().gpus.iter().map(gpu).collect(), hca_nodes }
+    // Only of this machine's own devices.
+    let translated = machine.rdma.is_some().then(|| iommu::translated(&view.snapshot().host));
+    HostPlan {
+        generation: view.generation(),
+        gpus: view.plan().gpus.iter().map(gpu).collect(),
+        hca_nodes,
+        translated_hcas: translated.unwrap_or_default(),
+    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod gpus;
 mod hardware;
 mod health;
 mod inherited;
+mod iommu;
 mod keeper;
 mod logging;
 mod man;

@@ -1,6 +1,6 @@
 //! What the engine needs to know of the host's topology: GPUs, and the HCAs each is paired with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gdrd_hal::GpuUuid;
 
@@ -30,4 +30,6 @@ pub struct HostPlan {
     pub gpus: Vec<PlannedGpu>,
     /// NUMA nodes of HCAs by name, where known.
     pub hca_nodes: BTreeMap<String, u32>,
+    /// HCAs whose memory accesses an IOMMU translates: long regions of theirs are registered in pieces.
+    pub translated_hcas: BTreeSet<String>,
 }

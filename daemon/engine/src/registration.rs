@@ -90,7 +90,7 @@ pub struct RegisterRequest {
     pub piece_bytes: u64,
 }
 
-/// A part of a range with one HCA: all of it, unless pieces were asked for.
+/// A part of a range with one HCA: all of it, unless it is in pieces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisteredPart {
     /// Where the part starts in the range, bytes.

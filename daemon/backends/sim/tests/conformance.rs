@@ -129,6 +129,7 @@ mod rc_with_iovas_of_its_own_without_gpu {
         SimFixture { has_gpu: false, ..fixture(&only(QueuePairType::Rc, Provider::Siw), LinkLayer::Ethernet) },
         skipped: &[
             "the_iova_asked_for_holds",
+            "pieces_of_one_memory_are_registered_at_once_and_each_opens_its_own_bytes",
             "an_iova_that_wraps_is_refused",
             "an_iova_at_another_place_in_its_page_is_refused",
             "host_memory_is_no_dma_buf",
@@ -167,6 +168,7 @@ mod datagrams_only {
         skipped: &[
             "the_fd_may_be_closed_after_registration",
             "the_iova_asked_for_holds",
+            "pieces_of_one_memory_are_registered_at_once_and_each_opens_its_own_bytes",
             "the_provider_sets_the_iova",
             "dma_bufs_are_refused_where_the_capability_says_so",
             "a_fresh_queue_pair_is_in_reset_and_takes_nothing",
@@ -243,6 +245,7 @@ mod efa {
         skipped: &[
             "the_fd_may_be_closed_after_registration",
             "the_iova_asked_for_holds",
+            "pieces_of_one_memory_are_registered_at_once_and_each_opens_its_own_bytes",
             "the_provider_sets_the_iova",
             "dma_bufs_are_refused_where_the_capability_says_so",
             "a_fresh_queue_pair_is_in_reset_and_takes_nothing",

@@ -1,6 +1,6 @@
 //! GPUs and HCAs as the state machine sees them: names, pairing, health.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gdrd_hal::GpuUuid;
@@ -51,6 +51,8 @@ pub(crate) struct Host {
     pub(crate) hcas: Vec<HcaState>,
     /// NUMA nodes of HCAs by name, where known.
     hca_nodes: BTreeMap<String, u32>,
+    /// Those behind a translating IOMMU.
+    translated_hcas: BTreeSet<String>,
     /// How GPU memory is mapped, and the granularity of its backend, bytes; `None` without one.
     pub(crate) gpu_memory: Option<(MemoryKind, u64)>,
 }
@@ -65,7 +67,8 @@ pub(crate) struct Resolved {
 impl Host {
     pub(crate) fn new(hcas: &[Arc<str>], gpu_memory: Option<(MemoryKind, u64)>, plan: &HostPlan) -> Self {
         let hcas = hcas.iter().map(|name| HcaState { name: Arc::clone(name), gone: None }).collect();
-        let mut host = Self { gpus: Vec::new(), hcas, hca_nodes: BTreeMap::new(), gpu_memory };
+        let (hca_nodes, translated_hcas) = (BTreeMap::new(), BTreeSet::new());
+        let mut host = Self { gpus: Vec::new(), hcas, hca_nodes, translated_hcas, gpu_memory };
         host.update(plan);
         host
     }
@@ -73,6 +76,7 @@ impl Host {
     /// Takes another plan: GPUs keep their index by UUID, new ones are added, none is removed.
     pub(crate) fn update(&mut self, plan: &HostPlan) {
         self.hca_nodes.clone_from(&plan.hca_nodes);
+        self.translated_hcas.clone_from(&plan.translated_hcas);
         for planned in &plan.gpus {
             let hcas: Arc<[HcaIndex]> = planned.hcas.iter().filter_map(|name| self.hca_index(name)).collect();
             if let Some(gpu) = self.gpus.iter_mut().find(|gpu| gpu.planned.uuid == planned.uuid) {
@@ -174,6 +178,11 @@ impl Host {
             known => known,
         };
         Ok(Resolved { place, hcas, granularity_bytes })
+    }
+
+    /// Whether an IOMMU translates what this HCA accesses.
+    pub(crate) fn is_translated(&self, index: HcaIndex) -> bool {
+        self.hca(index).is_some_and(|hca| self.translated_hcas.contains(&*hca.name))
     }
 
     /// The NUMA node that all of these HCAs are on.

@@ -56,6 +56,7 @@ pub(crate) use input::{
     WarmUp,
 };
 
+pub(crate) use ranges::TRANSLATED_PIECE_BYTES;
 pub(crate) use record::{Journaled, LeaseRecord, PlaceRecord, QueuePairRecord, Record, SessionRecord, TenantRecord};
 pub(crate) use region::Source;
 pub(crate) use restore::Restored;

@@ -15,6 +15,19 @@ pub(super) const GPU_PAGE_BYTES: u64 = 64 << 10;
 /// Least length of a piece, bytes, and what it is a multiple of.
 pub(super) const PIECE_BYTES: u64 = 2 << 20;
 
+/// Longest region of an HCA whose accesses an IOMMU translates, bytes: dma-bufs of tens of GiB are refused there with ENOMEM,
+/// and pieces of 1 GiB work (uccl-project/uccl#761).
+pub(crate) const TRANSLATED_PIECE_BYTES: u64 = 1 << 30;
+
+/// The bound on regions when that of the IOMMU comes to the one asked for; 0 for none.
+pub(super) fn bounded_piece(asked_bytes: u64, is_translated: bool) -> u64 {
+    match (asked_bytes, is_translated) {
+        (asked, false) => asked,
+        (0, true) => TRANSLATED_PIECE_BYTES,
+        (asked, true) => asked.min(TRANSLATED_PIECE_BYTES),
+    }
+}
+
 /// A range with everything that follows from the request.
 pub(super) struct Planned {
     pub(super) memory: MemoryRef,
@@ -31,14 +44,11 @@ pub(super) struct Known {
     pub(super) len_bytes: u64,
     pub(super) page_bytes: u64,
     pub(super) hcas: Arc<[HcaIndex]>,
+    /// Longest region, bytes; 0 for no bound.
+    pub(super) piece_bytes: u64,
 }
 
-pub(super) fn plan_range(
-    index: usize,
-    asked: &RangeRequest,
-    memory: &Known,
-    piece_bytes: u64,
-) -> Result<Planned, EngineError> {
+pub(super) fn plan_range(index: usize, asked: &RangeRequest, memory: &Known) -> Result<Planned, EngineError> {
     let RangeRequest { memory: name, offset, len_bytes } = *asked;
     let end = offset.checked_add(len_bytes).filter(|end| len_bytes > 0 && *end <= memory.len_bytes);
     let Some(end) = end else {
@@ -48,7 +58,7 @@ pub(super) fn plan_range(
     };
     let page = memory.page_bytes;
     let rounded = offset / page * page..end.next_multiple_of(page).min(memory.len_bytes);
-    let pieces = cut(rounded, piece_bytes);
+    let pieces = cut(rounded, memory.piece_bytes);
     Ok(Planned { memory: name, source: memory.source, range: offset..end, hcas: Arc::clone(&memory.hcas), pieces })
 }
 
@@ -116,10 +126,11 @@ mod tests {
             len_bytes: 0x2_0200,
             page_bytes: GPU_PAGE_BYTES,
             hcas: Arc::from([HcaIndex(0)]),
+            piece_bytes: 0,
         };
         let memory_ref = MemoryRef::Adopted(crate::ids::MemoryId(1));
         let plan = |offset, len_bytes| {
-            plan_range(0, &RangeRequest { memory: memory_ref, offset, len_bytes }, &memory, 0).map(|plan| plan.pieces)
+            plan_range(0, &RangeRequest { memory: memory_ref, offset, len_bytes }, &memory).map(|plan| plan.pieces)
         };
         assert_eq!(plan(0x1_c200, 256).unwrap(), [0x1_0000..0x2_0000]);
         assert_eq!(plan(0x1_ff80, 256).unwrap(), [0x1_0000..0x2_0200]);

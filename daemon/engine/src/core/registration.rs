@@ -12,7 +12,7 @@ use std::ops::Range;
 use gdrd_hal::Access;
 
 use super::allocation::Stage;
-use super::ranges::{GPU_PAGE_BYTES, HOST_PAGE_BYTES, Known, PIECE_BYTES, Planned, merged, plan_range};
+use super::ranges::{GPU_PAGE_BYTES, HOST_PAGE_BYTES, Known, PIECE_BYTES, Planned, bounded_piece, merged, plan_range};
 use super::region::{Region, RegionKey, RegionStage, Source};
 use super::{Answer, BatchId, CallId, Core, Place, RegionId, TenantId};
 use crate::error::EngineError;
@@ -133,7 +133,7 @@ impl Core {
                     entry.insert(self.known_memory(id, range.memory, request)?)
                 }
             };
-            let plan = plan_range(index, range, memory, request.piece_bytes)?;
+            let plan = plan_range(index, range, memory)?;
             parts += plan.pieces.len() * plan.hcas.len();
             if parts > cache.max_parts_per_call as usize {
                 let most = cache.max_parts_per_call;
@@ -175,7 +175,9 @@ impl Core {
         for hca in hcas.iter() {
             self.host.usable_hca(*hca)?;
         }
-        Ok(Known { source, len_bytes, page_bytes, hcas })
+        let is_translated = hcas.iter().any(|hca| self.host.is_translated(*hca));
+        let piece_bytes = bounded_piece(request.piece_bytes, is_translated);
+        Ok(Known { source, len_bytes, page_bytes, hcas, piece_bytes })
     }
 
     /// Ranges that no region covers, as few as the request allows.
@@ -189,8 +191,9 @@ impl Core {
             }
         }
         let gap_bytes = (request.merging == Merging::Near).then_some(self.settings.cache.merge_gap_bytes);
-        for ranges in missing.values_mut() {
-            *ranges = merged(std::mem::take(ranges), gap_bytes, request.piece_bytes);
+        for (key, ranges) in &mut missing {
+            let piece_bytes = bounded_piece(request.piece_bytes, self.host.is_translated(key.hca));
+            *ranges = merged(std::mem::take(ranges), gap_bytes, piece_bytes);
         }
         missing.retain(|_, ranges| !ranges.is_empty());
         missing

@@ -14,10 +14,16 @@ use super::host_memory::{HostMemory, Pages};
 use super::objects::{Bytes, Memory, Objects, QueuePairObjects, Registered, possible};
 use super::regions::{self, NewRegion};
 use crate::broker::{QueuePairLimits, QueuePairSetup};
-use crate::core::{AllocationId, Failure, FailureKind, GpuIndex, HcaIndex, Input, Job, NewQueuePair, Place, TenantId};
+use crate::core::{
+    AllocationId, Failure, FailureKind, GpuIndex, HcaIndex, Input, Job, NewQueuePair, Place, TRANSLATED_PIECE_BYTES,
+    TenantId,
+};
 use crate::ids::{QueuePairId, SlotId};
 use crate::keep::Name;
 use crate::queue_pair::QueuePairInfo;
+
+/// From this length on a buffer is registered with all of its HCAs at once: below, starting threads costs more than it saves.
+const PARALLEL_BYTES: u64 = 64 << 20;
 
 /// What a job may block on.
 pub(super) fn lane_of(job: &Job, objects: &Objects) -> Lane {
@@ -147,25 +153,39 @@ fn register(
 ) -> Result<Vec<u64>, Failure> {
     let memory = runtime.objects.memory(allocation).ok_or_else(|| bug("registration of unknown memory"))?;
     let tenant = runtime.objects.tenant(tenant).ok_or_else(|| bug("registration for an unknown tenant"))?;
-    let mut registered = Vec::with_capacity(targets.len());
-    for (index, slot) in targets {
-        let made = hca(runtime, *index).and_then(|hca| {
-            let source = memory.source().ok_or_else(|| no_dma_buf(*index))?;
-            let domain = tenant.domains.on(*index, &*hca).map_err(|error| of_hca(*index, &error))?;
-            domain.pd.register(source, possible(access, &*hca), 0).map_err(|error| of_hca(*index, &error))
-        });
-        match made {
-            Ok(region) => registered.push(Registered { hca: *index, slot: *slot, region }),
-            // All or none: those made so far end here.
-            Err(failure) => {
-                drop(registered);
-                return Err(failure);
-            }
-        }
-    }
+    let on = |(index, slot): &(HcaIndex, SlotId)| {
+        let hca = hca(runtime, *index)?;
+        let source = memory.source().ok_or_else(|| no_dma_buf(*index))?;
+        let domain = tenant.domains.on(*index, &*hca).map_err(|error| of_hca(*index, &error))?;
+        let made = domain.pd.register(source, possible(access, &*hca), 0);
+        let region = made.map_err(|error| in_pieces(runtime, *index, memory.len_bytes(), of_hca(*index, &error)))?;
+        Ok(Registered { hca: *index, slot: *slot, region })
+    };
+    // All or none: where one fails, the others end here.
+    let registered: Vec<Registered> = if memory.len_bytes() < PARALLEL_BYTES || targets.len() < 2 {
+        targets.iter().map(on).collect::<Result<_, Failure>>()?
+    } else {
+        // As many at once as a lease has HCAs, which its limit bounds. The caller's thread has nothing else to do.
+        std::thread::scope(|scope| {
+            let running: Vec<_> = targets.iter().map(|target| scope.spawn(move || on(target))).collect();
+            let ended = running.into_iter().map(|one| one.join().unwrap_or_else(|_| Err(bug("a backend panicked"))));
+            ended.collect::<Vec<_>>().into_iter().collect::<Result<_, Failure>>()
+        })?
+    };
     let iovas = registered.iter().map(|registered| registered.region.iova()).collect();
     memory.set_registered(registered);
     Ok(iovas)
+}
+
+/// What refuses a long buffer behind a translating IOMMU, with the way around it.
+fn in_pieces(runtime: &Runtime, hca: HcaIndex, len_bytes: u64, failure: Failure) -> Failure {
+    let is_translated = || runtime.state().core.host().is_translated(hca);
+    if failure.kind != FailureKind::Exhausted || len_bytes <= TRANSLATED_PIECE_BYTES || !is_translated() {
+        return failure;
+    }
+    let advice = "an IOMMU translates for this HCA and may refuse regions of more than 1 GiB: lease shorter buffers, or adopt \
+                  memory and register it, which is done in pieces";
+    Failure { message: format!("{}; {advice}", failure.message), ..failure }
 }
 
 pub(super) fn no_dma_buf(hca: HcaIndex) -> Failure {

@@ -112,6 +112,13 @@ impl Memory {
         }
     }
 
+    pub(super) fn len_bytes(&self) -> u64 {
+        match &self.bytes {
+            Bytes::Gpu(allocation) => allocation.len_bytes(),
+            Bytes::Host(memory) => memory.len_bytes(),
+        }
+    }
+
     pub(super) fn set_registered(&self, registered: Vec<Registered>) {
         *lock(&self.registered) = registered;
     }

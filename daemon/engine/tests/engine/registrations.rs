@@ -6,14 +6,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
 use gdrd_engine::{
-    Access, AdoptRequest, AdoptedKind, EngineError, LeaseId, MemoryId, MemoryRef, Merging, RangeRequest,
-    RegisterRequest, RegisteredRange, SessionId,
+    Access, AcquireRequest, AdoptRequest, AdoptedKind, EngineError, HostPlan, LeaseId, MemoryId, MemoryPlace,
+    MemoryRef, Merging, RangeRequest, RegisterRequest, RegisteredRange, SessionId,
 };
 use gdrd_ring::{LocalSpan, RemoteSpan, Status};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::wire::{Client, local, remote, write};
-use crate::world::{MIB, World, read};
+use crate::world::{MIB, World, config, hca, plan, read};
 
 /// Host memory of a client.
 fn memfd(len_bytes: u64) -> OwnedFd {
@@ -385,4 +385,46 @@ fn a_lent_fd_of_memory_is_looked_at_before_anything_else() {
     let read_only: OwnedFd = File::open(path).expect("it opens").into();
     let refused = world.engine.adopt(session, asked(read_only)).expect_err("read-only");
     assert!(refused.to_string().contains("open for writing"), "{refused}");
+}
+
+#[test]
+fn a_long_range_is_registered_in_pieces_where_an_iommu_translates_and_whole_elsewhere() {
+    const GIB: u64 = 1 << 30;
+    let plan = HostPlan { translated_hcas: ["mlx5_0".to_owned()].into(), ..plan() };
+    let world = World::planned(config(), vec![hca(0), hca(1), hca(2)], plan);
+    let session = world.session(1);
+    // Nothing of it is touched.
+    let memory = MemoryRef::Adopted(adopt(&world, session, memfd(5 * GIB / 2)));
+    let parts = |hca: &str, piece_bytes: u64| {
+        let request =
+            RegisterRequest { hcas: vec![hca.to_owned()], piece_bytes, ..request(memory, &[(0, 5 * GIB / 2)]) };
+        let ranges = world.engine.register(session, request).wait().expect("registered").keep();
+        let lengths: Vec<u64> = ranges[0].parts.iter().map(|part| part.registration.len_bytes).collect();
+        let mut rkeys: Vec<u32> = ranges[0].parts.iter().map(|part| part.registration.rkey.0).collect();
+        rkeys.sort_unstable();
+        rkeys.dedup();
+        assert_eq!(rkeys.len(), lengths.len(), "a key each");
+        lengths
+    };
+    assert_eq!(parts("mlx5_1", 0), [5 * GIB / 2]);
+    assert_eq!(parts("mlx5_0", GIB / 2), [GIB / 2; 5]);
+    assert_eq!(parts("mlx5_0", 0), [GIB, GIB, GIB / 2]);
+    assert_eq!(parts("mlx5_0", 2 * GIB), [GIB, GIB, GIB / 2]);
+}
+
+#[test]
+fn a_long_buffer_is_registered_with_all_of_its_hcas_or_with_none() {
+    let world = World::new();
+    let session = world.session(1);
+    let near = AcquireRequest {
+        place: MemoryPlace::Host { near_gpu: Some("GPU0".to_owned()) },
+        ..crate::world::request("GPU0", 128 << 20)
+    };
+    let (lease, memory) = world.try_acquire(session, near.clone()).expect("a buffer").keep();
+    let hcas: Vec<&str> = lease.registrations.iter().map(|registration| &*registration.hca).collect();
+    assert_eq!(hcas, ["mlx5_0", "mlx5_1"]);
+    drop(memory);
+    world.sim.inject_text("register on mlx5_1: fail enomem").expect("a script");
+    let other = AcquireRequest { signal: true, ..near };
+    assert!(world.try_acquire(session, other).is_err());
 }

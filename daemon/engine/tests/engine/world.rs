@@ -53,7 +53,7 @@ pub(crate) fn hca(index: u8) -> SimHca {
 }
 
 /// GPU0 is paired with two HCAs, GPU1 with one.
-fn plan() -> HostPlan {
+pub(crate) fn plan() -> HostPlan {
     let gpu = |index: u8, hcas: &[&str]| PlannedGpu {
         name: format!("GPU{index}"),
         uuid: GpuUuid(format!("GPU-{index}")),
@@ -102,6 +102,10 @@ impl World {
     }
 
     pub(crate) fn over(config: EngineConfig, hcas: Vec<SimHca>) -> Self {
+        Self::planned(config, hcas, plan())
+    }
+
+    pub(crate) fn planned(config: EngineConfig, hcas: Vec<SimHca>, plan: HostPlan) -> Self {
         let spec = SimSpec { gpus: vec![gpu(0), gpu(1)], hcas };
         let sim = SimHost::with_options(spec, SimOptions::default()).expect("the host is sound");
         let hardware = Hardware {
@@ -109,7 +113,7 @@ impl World {
             gpu_memory_kind: MemoryKind::Memfd,
             gpu_facts: Some(sim.gpu_facts()),
             hcas: sim.hcas(),
-            plan: plan(),
+            plan,
         };
         let engine = Engine::start(config, hardware).expect("the engine starts");
         Self { sim, engine }

@@ -43,6 +43,7 @@ suite! {
         the_iova_asked_for_holds [Iova Rc]
         an_iova_that_wraps_is_refused [Iova]
         an_iova_at_another_place_in_its_page_is_refused [Iova]
+        pieces_of_one_memory_are_registered_at_once_and_each_opens_its_own_bytes [Iova Rc]
         the_provider_sets_the_iova [NoIova Rc]
         host_memory_is_no_dma_buf [DmaBuf]
         dma_bufs_are_refused_where_the_capability_says_so [NoDmaBuf]

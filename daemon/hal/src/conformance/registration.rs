@@ -95,6 +95,33 @@ pub(super) fn keys_differ_between_live_regions(fixture: &dyn Fixture) {
     assert_eq!((lkeys.len(), rkeys.len()), (64, 64));
 }
 
+pub(super) fn pieces_of_one_memory_are_registered_at_once_and_each_opens_its_own_bytes(fixture: &dyn Fixture) {
+    const PIECE: u64 = MEMORY_BYTES / 4;
+    let (mut a, b) = pair(fixture);
+    let memory = fixture.host_memory(MEMORY_BYTES);
+    let (pd, source) = (&b.pd, &memory);
+    let pieces: Vec<Box<dyn MemoryRegion>> = std::thread::scope(|scope| {
+        let one = |offset: u64| {
+            let source = MemorySource::Host { fd: source.as_fd(), offset, len_bytes: PIECE };
+            pd.register(source, everything(), offset).expect("a piece of the memory can be registered")
+        };
+        let running: Vec<_> = (0..4).map(|piece| scope.spawn(move || one(piece * PIECE))).collect();
+        running.into_iter().map(|one| one.join().expect("a registration does not panic")).collect()
+    });
+    // The wire address goes on from piece to piece; only the key changes.
+    a.fill(0, b"in each");
+    for (number, piece) in (0..).zip(&pieces) {
+        assert_eq!(piece.iova(), number * PIECE);
+        a.send(request(number, Opcode::Write, a.local(0, 7), remote_in(&**piece, PIECE - 7)));
+        a.expect(number, WorkStatus::Success);
+        let mut landed = [0; 7];
+        fixture.read(memory.as_fd(), (number + 1) * PIECE - 7, &mut landed);
+        assert_eq!(&landed, b"in each");
+    }
+    a.send(request(9, Opcode::Write, a.local(0, 7), remote_in(&*pieces[0], PIECE - 6)));
+    a.expect(9, WorkStatus::RemoteAccess);
+}
+
 pub(super) fn the_fd_may_be_closed_after_registration(fixture: &dyn Fixture) {
     let (mut a, b) = pair(fixture);
     let memory = fixture.host_memory(MEMORY_BYTES);

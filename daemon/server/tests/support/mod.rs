@@ -181,7 +181,12 @@ fn host_plan(topology: &Topology) -> HostPlan {
     };
     let node = |hca: &gdrd_topology::model::Hca| Some((hca.name.clone(), u32::from(hca.numa?.0)));
     let hca_nodes = view.snapshot().host.hcas.iter().filter_map(node).collect();
-    HostPlan { generation: view.generation(), gpus: view.plan().gpus.iter().map(gpu).collect(), hca_nodes }
+    HostPlan {
+        generation: view.generation(),
+        gpus: view.plan().gpus.iter().map(gpu).collect(),
+        hca_nodes,
+        ..HostPlan::default()
+    }
 }
 
 /// Versions of this build.
