@@ -58,7 +58,11 @@ struct Pair {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Found {
-    Proven { gbps: f64, latency_us: f64 },
+    /// As text, which comes back as the same number (`f64::to_string`); JSON's need not.
+    Proven {
+        gbps: String,
+        latency_us: String,
+    },
     Failed(String),
     InDoubt,
 }
@@ -91,7 +95,9 @@ impl ProbeFile {
         }
         let outcome = match pair.found {
             Found::Failed(reason) => ProbeOutcome::Failed(reason),
-            Found::Proven { gbps, latency_us } => ProbeOutcome::Proven(ProbeFigures { gbps, latency_us }),
+            Found::Proven { gbps, latency_us } => {
+                ProbeOutcome::Proven(ProbeFigures { gbps: gbps.parse().ok()?, latency_us: latency_us.parse().ok()? })
+            }
             Found::InDoubt => ProbeOutcome::NotTried(LINK_CHANGED.to_owned()),
         };
         let same_links = self.link_changes(hca) == pair.link_changes;
@@ -118,7 +124,9 @@ impl ProbeFile {
     fn kept(&self, probed: Probed, host: &Host) -> Option<Pair> {
         let hca = host.hcas.iter().find(|hca| hca.name == probed.hca)?;
         let found = match probed.outcome {
-            ProbeOutcome::Proven(ProbeFigures { gbps, latency_us }) => Found::Proven { gbps, latency_us },
+            ProbeOutcome::Proven(ProbeFigures { gbps, latency_us }) => {
+                Found::Proven { gbps: gbps.to_string(), latency_us: latency_us.to_string() }
+            }
             ProbeOutcome::Failed(reason) => Found::Failed(reason),
             _ => Found::InDoubt,
         };
@@ -227,7 +235,7 @@ mod tests {
     }
 
     fn probed(gpu: &str) -> Probed {
-        let outcome = ProbeOutcome::Proven(ProbeFigures { gbps: 97.5, latency_us: 1.25 });
+        let outcome = ProbeOutcome::Proven(ProbeFigures { gbps: 191.329_346_643_839_4, latency_us: 0.1 });
         Probed { gpu: gpu.to_owned(), hca: HCA.to_owned(), port_num: 1, outcome }
     }
 
