@@ -85,6 +85,22 @@ mod tests {
         assert_eq!(chosen(&[entry(0, "fe80::1", GidType::Ib)]), None, "not a GID of Ethernet");
     }
 
+    /// NVIDIA/nccl#1333, kvcache-ai/Mooncake#2878: the row of an address moves when a link comes back.
+    #[test]
+    fn an_address_that_moved_to_another_row_is_found_there() {
+        let before = [entry(1, "fe80::1", GidType::RoceV2), entry(3, "::ffff:10.0.0.1", GidType::RoceV2)];
+        let after = [entry(1, "fe80::1", GidType::RoceV2), entry(5, "::ffff:10.0.0.1", GidType::RoceV2)];
+        assert_eq!((chosen(&before), chosen(&after)), (Some(3), Some(5)));
+    }
+
+    /// NVIDIA/NV-Kernels#358: the link-local row is still that of the address which the interface had before.
+    #[test]
+    fn a_link_local_row_of_an_old_mac_gives_way_to_a_routable_one_whatever_its_row() {
+        let stale = entry(0, "fe80::5254:ff:fe00:dead", GidType::RoceV2);
+        let table = [stale, entry(9, "2001:db8::2", GidType::RoceV2)];
+        assert_eq!(chosen(&table), Some(9));
+    }
+
     #[test]
     fn rows_that_no_queue_pair_can_name_are_left_out() {
         let table = [entry(256, "::ffff:10.0.0.1", GidType::RoceV2), entry(255, "fe80::1", GidType::RoceV2)];
