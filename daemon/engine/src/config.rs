@@ -146,7 +146,7 @@ pub struct CacheConfig {
     pub bar1_bytes: Option<u64>,
     /// Pieces of adopted memory of one session. Default 1024.
     pub max_memories_per_session: u32,
-    /// Registrations of one session. Default 65,536.
+    /// Registrations of one session; their parts may be so many for each HCA that a lease can have. Default 65,536.
     pub max_registrations_per_session: u32,
     /// Ranges of one call. Default 4096.
     pub max_ranges_per_call: u32,

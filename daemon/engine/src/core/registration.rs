@@ -28,7 +28,7 @@ pub(crate) struct Registration {
     pub(crate) source: Source,
     /// In the memory, bytes.
     pub(crate) range: Range<u64>,
-    /// By HCA in the order asked for, then by offset.
+    /// Its parts: by HCA in the order asked for, then by offset, each region once.
     pub(crate) regions: Vec<RegionId>,
     /// The call that has not been answered with it yet.
     batch: Option<BatchId>,
@@ -141,6 +141,13 @@ impl Core {
             }
             planned.push(plan);
         }
+        // As many as registrations without pieces may have. How many of the call's one region covers shows only later.
+        let most = cache.max_registrations_per_session as usize * self.settings.limits.max_hcas_per_lease as usize;
+        if session.parts + parts > most {
+            let (reason, what, whom) = ("LIMIT_REGISTRATIONS", "the limit on parts of registrations", "the session");
+            let (limit, used, asked) = (most as u64, session.parts as u64, parts as u64);
+            return Err(EngineError::Limit { reason, what, whom, limit, used, asked });
+        }
         Ok(planned)
     }
 
@@ -210,17 +217,22 @@ impl Core {
     ) {
         let id = BatchId(self.number());
         let mut batch = Batch { call: Some(call), registrations: Vec::new(), pending: 0, failed: None };
+        let mut parts = 0;
         for plan in planned {
             let registration = RegistrationId(self.number());
-            let mut regions = Vec::with_capacity(plan.hcas.len() * plan.pieces.len());
+            let mut regions = Vec::new();
             for hca in plan.hcas.iter() {
                 let key = RegionKey::new(plan.source, *hca, access);
                 for piece in &plan.pieces {
                     let Some(region) = self.regions.covering(key, piece) else { return self.unexpected() };
-                    batch.pending += u32::from(self.hold_region(region, id));
-                    regions.push(region);
+                    // Pieces that one region covers follow each other, and are one part.
+                    if regions.last() != Some(&region) {
+                        batch.pending += u32::from(self.hold_region(region, id));
+                        regions.push(region);
+                    }
                 }
             }
+            parts += regions.len();
             let Planned { memory, source, range, .. } = plan;
             let entry = Registration { session, tenant, memory, source, range, regions, batch: Some(id) };
             self.registrations.insert(registration, entry);
@@ -229,6 +241,7 @@ impl Core {
         }
         if let Ok(session) = self.live_session(session) {
             session.registrations.extend(&batch.registrations);
+            session.parts += parts;
         }
         self.batches.insert(id, batch);
         self.finish_batch(id);
@@ -321,6 +334,7 @@ impl Core {
         let Some(registration) = self.registrations.remove(&id) else { return false };
         if let Some(session) = self.sessions.get_mut(&registration.session) {
             session.registrations.remove(&id);
+            session.parts -= registration.regions.len();
         }
         if let Some(of_source) = self.by_source.get_mut(&registration.source) {
             of_source.remove(&id);

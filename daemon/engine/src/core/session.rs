@@ -26,6 +26,8 @@ pub(crate) struct Session {
     pub(crate) waiting: BTreeSet<CallId>,
     pub(crate) memories: BTreeSet<MemoryId>,
     pub(crate) registrations: BTreeSet<RegistrationId>,
+    /// Parts of them all.
+    pub(crate) parts: usize,
     /// By which its token is known.
     pub(super) token: TokenDigest,
     /// Under which its socket is kept.
@@ -45,6 +47,7 @@ impl Session {
             waiting: BTreeSet::new(),
             memories: BTreeSet::new(),
             registrations: BTreeSet::new(),
+            parts: 0,
             token,
             socket,
             closing: false,

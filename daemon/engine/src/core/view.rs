@@ -15,6 +15,9 @@ use crate::registration::{RegisteredPart, RegisteredRange, RegistrationPage};
 use super::allocation::Stage;
 use super::lease::Lease;
 
+/// Parts of registrations that a page begins no more registrations after: a page is made under the lock that all wait for.
+const MAX_PARTS_PER_PAGE: usize = 4096;
+
 /// Whose objects a caller sees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Seen {
@@ -102,10 +105,6 @@ impl Core {
             // One that went with its HCA is no part any more.
             let Some(region) = self.regions.get(*region_id) else { continue };
             let Some((slot, generation)) = region.slot else { continue };
-            // A region that pieces were merged into is one part.
-            if of.last() == Some(region_id) {
-                continue;
-            }
             let start = range.start.max(region.range.start);
             let slot_offset = start - region.range.start;
             let registration = RegistrationInfo {
@@ -139,10 +138,15 @@ impl Core {
     pub(crate) fn registration_page(&self, seen: &Seen, start: Option<RegistrationId>, page: u32) -> RegistrationPage {
         let most = self.page_size(page);
         let all = self.registrations.range(start.unwrap_or(RegistrationId(0))..);
-        let mut shown = all.filter(|(_, registration)| self.sees(seen, registration.tenant));
-        let registrations =
-            shown.by_ref().take(most).filter_map(|(id, _)| Some(self.registered_range(*id)?.0)).collect();
-        RegistrationPage { registrations, next: shown.next().map(|(id, _)| *id) }
+        let (mut registrations, mut parts) = (Vec::new(), 0);
+        for (id, registration) in all.filter(|(_, registration)| self.sees(seen, registration.tenant)) {
+            parts += registration.regions.len();
+            if registrations.len() == most || (parts > MAX_PARTS_PER_PAGE && !registrations.is_empty()) {
+                return RegistrationPage { registrations, next: Some(*id) };
+            }
+            registrations.extend(self.registered_range(*id).map(|(range, _)| range));
+        }
+        RegistrationPage { registrations, next: None }
     }
 
     /// A page of leases, in order of id.

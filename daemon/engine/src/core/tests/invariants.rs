@@ -195,6 +195,10 @@ fn cache_matches(core: &Core, hardware: &Hardware) {
         assert!(core.sessions[&registration.session].registrations.contains(id));
         assert!(core.by_source[&registration.source].contains(id));
     }
+    for session in core.sessions.values() {
+        let parts = session.registrations.iter().map(|id| core.registrations[id].regions.len()).sum::<usize>();
+        assert_eq!(session.parts, parts);
+    }
     let held: usize = core.sessions.values().map(|session| session.registrations.len()).sum();
     assert_eq!(held, core.registrations.len());
     assert_eq!(core.by_source.values().map(BTreeSet::len).sum::<usize>(), held);

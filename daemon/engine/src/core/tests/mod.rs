@@ -1,6 +1,7 @@
 //! Tests of the state machine by inputs and effects, without hardware, threads or time.
 
 mod acquire;
+mod bounds;
 mod cache;
 mod faults;
 mod hardware;
