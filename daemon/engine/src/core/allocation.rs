@@ -411,7 +411,7 @@ impl Core {
                     self.start_freeing(id);
                 } else if let Some(allocation) = self.allocations.remove(&id) {
                     self.forget_allocation(&allocation);
-                    self.after_freed(id, None);
+                    self.after_freed(id, allocation.owner.as_ref().map(|owner| owner.tenant));
                 }
             }
             _ => self.uncount(id),

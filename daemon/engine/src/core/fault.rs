@@ -117,6 +117,7 @@ impl Core {
         entry.slots.give_back(slot);
         self.counters.deregistrations += 1;
         self.settle_tenant(tenant);
+        self.feed(tenant);
     }
 
     pub(super) fn port_down(&mut self, index: HcaIndex, port_num: u8) {

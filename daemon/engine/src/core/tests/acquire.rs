@@ -272,3 +272,41 @@ fn jobs_name_the_rights_of_the_request() {
     rig.settle();
     assert!(rig.told().iter().all(|effect| !matches!(effect, Effect::Tell { .. })), "nobody watches");
 }
+
+#[test]
+fn an_acquire_that_waits_for_a_slot_of_a_lost_hca_gets_it() {
+    let mut rig = Rig::new(&config());
+    let quota = Quota { max_registrations: 2, ..Quota::default() };
+    let (session, _) = rig.open_session_with(1, quota).expect("it opens");
+    let lease = rig.acquire(session).info.id;
+    rig.lose_hca(1);
+    rig.release(session, lease).expect("held");
+    while rig.pending().len() > 1 {
+        rig.finish(1, None);
+    }
+    let mut wanted = request("GPU0", 2 * MIB);
+    wanted.hcas = vec!["mlx5_0".to_owned(), "mlx5_2".to_owned()];
+    let call = rig.ask(session, wanted);
+    assert_eq!(rig.pending(), ["Shed"], "one of its two slots is not free yet");
+    rig.settle();
+    rig.granted(call);
+}
+
+#[test]
+fn an_acquire_that_waits_for_the_room_of_a_starved_buffer_gets_it_when_that_is_given_up() {
+    let mut rig = Rig::new(&config());
+    let other = rig.session(2);
+    let idle = rig.acquire(other).info.id;
+    rig.release(other, idle).expect("held");
+    rig.settle();
+    let quota = Quota { max_bytes: 4 * MIB, ..Quota::default() };
+    let (session, _) = rig.open_session_with(1, quota).expect("it opens");
+    let starved = rig.ask(session, request("GPU0", 4 * MIB));
+    rig.finish(0, Some(failure(FailureKind::OutOfMemory)));
+    rig.apply(Input::Cancel { call: starved });
+    let call = rig.ask(session, request("GPU1", 4 * MIB));
+    assert_eq!(rig.pending(), ["Deregister"], "the quota has no room, and the other tenant's buffer is leaving");
+    rig.lose_gpu(0);
+    rig.settle();
+    rig.granted(call);
+}
