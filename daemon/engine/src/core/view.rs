@@ -27,6 +27,11 @@ pub(crate) enum Seen {
 }
 
 impl Core {
+    /// Whose session it is.
+    pub(crate) fn tenant_of_session(&self, session: SessionId) -> Result<TenantId, EngineError> {
+        self.session(session).map(|session| session.tenant)
+    }
+
     /// What a session sees.
     pub(crate) fn seen_by(&self, session: SessionId) -> Result<Seen, EngineError> {
         let session = self.session(session)?;

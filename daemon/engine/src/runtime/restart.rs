@@ -134,10 +134,13 @@ impl Runtime {
     }
 
     pub(crate) fn resume_session(self: &Arc<Self>, session: SessionId, peer: &Peer) -> Result<(), EngineError> {
-        let quota = self.config.policy.rule_for(peer)?.quota;
+        let rule = self.config.policy.rule_for(peer)?;
         let admin = self.config.policy.is_admin(peer);
-        self.state().core.seen_by(session)?;
-        self.input(Input::Resume { session, admin, quota });
+        let tenant = self.state().core.tenant_of_session(session)?;
+        self.input(Input::Resume { session, admin, quota: rule.quota });
+        if let Some(tenant) = self.objects.tenant(tenant) {
+            tenant.share.set(rule.traffic);
+        }
         Ok(())
     }
 

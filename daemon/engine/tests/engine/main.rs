@@ -4,6 +4,7 @@ mod faults;
 mod isolation;
 mod queue_pairs;
 mod registrations;
+mod restart;
 mod rounds;
 mod sessions;
 mod watches;

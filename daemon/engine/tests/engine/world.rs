@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use futures_channel::mpsc;
 use gdrd_engine::{
-    AcquireRequest, Engine, EngineConfig, EngineError, GpuProof, Hardware, HostPlan, LeaseEvent, LeaseGrant, LeaseId,
-    MemoryKind, MemoryPlace, Peer, PlannedGpu, Policy, Quota, Rule, SessionId, SessionOpened, Subject, Traffic, Viewer,
+    AcquireRequest, Continuity, Engine, EngineConfig, EngineError, GpuProof, Hardware, HostPlan, LeaseEvent,
+    LeaseGrant, LeaseId, MemoryKind, MemoryPlace, Peer, PlannedGpu, Policy, Quota, Rule, SessionId, SessionOpened,
+    SessionResumed, Subject, Traffic, Viewer,
 };
 use gdrd_hal::{DeviceNumber, Gid, GidEntry, GidType, GpuUuid, LinkLayer, PortState};
 use gdrd_sim::{Provider, SimGpu, SimHca, SimHost, SimOptions, SimPort, SimSpec};
@@ -65,6 +66,16 @@ pub(crate) fn plan() -> HostPlan {
     HostPlan { generation: 1, gpus: vec![gpu(0, &["mlx5_0", "mlx5_1"]), gpu(1, &["mlx5_2"])], ..HostPlan::default() }
 }
 
+fn hardware(sim: &SimHost, plan: HostPlan) -> Hardware {
+    Hardware {
+        gpu_memory: Some(sim.gpu_memory()),
+        gpu_memory_kind: MemoryKind::Memfd,
+        gpu_facts: Some(sim.gpu_facts()),
+        hcas: sim.hcas(),
+        plan,
+    }
+}
+
 /// Everyone may lease, root administers, nothing is made ahead.
 pub(crate) fn config() -> EngineConfig {
     let rule =
@@ -108,15 +119,14 @@ impl World {
     pub(crate) fn planned(config: EngineConfig, hcas: Vec<SimHca>, plan: HostPlan) -> Self {
         let spec = SimSpec { gpus: vec![gpu(0), gpu(1)], hcas };
         let sim = SimHost::with_options(spec, SimOptions::default()).expect("the host is sound");
-        let hardware = Hardware {
-            gpu_memory: Some(sim.gpu_memory()),
-            gpu_memory_kind: MemoryKind::Memfd,
-            gpu_facts: Some(sim.gpu_facts()),
-            hcas: sim.hcas(),
-            plan,
-        };
-        let engine = Engine::start(config, hardware).expect("the engine starts");
+        let engine = Engine::start(config, hardware(&sim, plan)).expect("the engine starts");
         Self { sim, engine }
+    }
+
+    /// On the same host, as the next daemon.
+    pub(crate) fn taking_up(sim: SimHost, config: EngineConfig, continuity: Continuity) -> (Self, Vec<SessionResumed>) {
+        let (engine, resumed) = Engine::take_up(config, hardware(&sim, plan()), continuity).expect("the engine starts");
+        (Self { sim, engine }, resumed)
     }
 
     pub(crate) fn open_session(&self, uid: u32) -> SessionOpened {
