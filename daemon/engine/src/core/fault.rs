@@ -97,6 +97,7 @@ impl Core {
         let Some(lease_entry) = self.leases.get_mut(&lease) else { return self.unexpected() };
         lease_entry.generation = generation;
         let tenant = lease_entry.tenant;
+        self.record_lease(lease);
         let Some(entry) = self.tenants.get_mut(&tenant) else { return self.unexpected() };
         let slot_generation = entry.slots.retire(slot);
         entry.shedding += 1;
@@ -116,8 +117,8 @@ impl Core {
         entry.shedding -= 1;
         entry.slots.give_back(slot);
         self.counters.deregistrations += 1;
-        self.settle_tenant(tenant);
         self.feed(tenant);
+        self.settle_tenant(tenant);
     }
 
     pub(super) fn port_down(&mut self, index: HcaIndex, port_num: u8) {

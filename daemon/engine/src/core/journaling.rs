@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use super::allocation::Stage;
 use super::record::{LeaseRecord, PlaceRecord, QueuePairRecord, Record, SessionRecord, TenantRecord};
 use super::{Core, Effect, Place, TenantId};
 use crate::ids::{LeaseId, QueuePairId, SessionId};
@@ -119,6 +120,11 @@ impl Core {
             Place::Gpu(gpu) => PlaceRecord::Gpu(self.host.gpu(gpu)?.planned.uuid.0.clone()),
             Place::Host(node) => PlaceRecord::Host(node),
         };
+        // What it has left of its HCAs, where some were lost.
+        let hcas: Vec<super::HcaIndex> = match allocation.stage {
+            Stage::Leased => allocation.registrations.iter().map(|registration| registration.hca).collect(),
+            _ => lease.key.hcas.to_vec(),
+        };
         let hca = |index: &super::HcaIndex| self.host.hca(*index).map(|hca| hca.name.to_string());
         Some(LeaseRecord {
             id,
@@ -126,7 +132,7 @@ impl Core {
             allocation: lease.allocation,
             place,
             len_bytes: lease.key.len_bytes,
-            hcas: lease.key.hcas.iter().filter_map(hca).collect(),
+            hcas: hcas.iter().filter_map(hca).collect(),
             signal: lease.key.signal,
             memory,
             dma_buf,

@@ -176,10 +176,10 @@ impl Core {
                 match lease.filter(|lease| whole && self.leases.get(lease).is_some_and(|l| !l.is_revoked())) {
                     Some(lease) => self.rekey(id, lease),
                     None => {
-                        if let Some(lease) = lease {
-                            self.note_revoked(lease, "the tenant has fewer registration slots than before");
-                        }
                         self.start_deregistering(id);
+                        if let Some(lease) = lease {
+                            self.give_up_remade(lease, "the tenant has fewer registration slots than before");
+                        }
                     }
                 }
             }
@@ -188,15 +188,22 @@ impl Core {
                 self.release_slots(id);
                 match lease {
                     Some(lease) => {
-                        self.note_revoked(lease, &failure.message);
                         if let Some(allocation) = self.allocations.get_mut(&id) {
                             allocation.stage = Stage::Revoked;
                         }
+                        self.give_up_remade(lease, &failure.message);
                     }
                     None => self.start_freeing(id),
                 }
                 self.note_lost(id, &failure);
             }
+        }
+    }
+
+    /// Revokes a lease that could not be registered again; one that nobody holds ends.
+    fn give_up_remade(&mut self, lease: LeaseId, cause: &str) {
+        if let Some((_, true)) = self.note_revoked(lease, cause) {
+            self.end_lease(lease, "REVOKED");
         }
     }
 
@@ -237,7 +244,11 @@ impl Core {
             self.leases.iter().filter(|(_, lease)| lease.is_detached()).map(|(id, _)| *id).collect();
         for id in detached {
             let Some(lease) = self.leases.get_mut(&id) else { continue };
-            match (lease.expires_at, lease.ttl_ns.filter(|_| !lease.is_revoked())) {
+            if lease.is_revoked() {
+                self.end_lease(id, "REVOKED");
+                continue;
+            }
+            match (lease.expires_at, lease.ttl_ns) {
                 (Some(at), _) => {
                     self.deadlines.insert((at, Deadline::Lease(id)));
                 }

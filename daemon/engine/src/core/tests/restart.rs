@@ -228,6 +228,36 @@ fn an_hca_lost_while_leases_are_remade_revokes_them() {
 }
 
 #[test]
+fn a_lease_that_had_lost_an_hca_goes_on_with_what_it_has_left() {
+    let (mut rig, session, lease) = resumed();
+    rig.lose_hca(1);
+    rig.settle();
+    let mut rig = rig.restart_with(&["mlx5_0", "mlx5_2"]);
+    rig.settle();
+    let info = rig.core.lease_info(lease).expect("it is there");
+    assert!(!rig.core.leases[&lease].is_revoked(), "{:?}", rig.core.leases[&lease]);
+    assert_eq!(info.registrations.iter().map(|r| &*r.hca).collect::<Vec<_>>(), ["mlx5_0"]);
+    rig.release(session, lease).expect("it is the session's");
+    rig.settle();
+}
+
+#[test]
+fn a_detached_lease_that_is_revoked_by_a_restart_ends() {
+    for (hcas, failed) in [(&["mlx5_0", "mlx5_1"][..], true), (&["mlx5_0"], false)] {
+        let (mut rig, session, lease) = resumed();
+        rig.detach(session, lease, Duration::from_secs(10)).expect("it is held");
+        rig.close(session);
+        let mut rig = rig.restart_with(hcas);
+        if failed {
+            rig.finish(0, Some(failure(FailureKind::Driver)));
+        }
+        assert!(rig.core.leases.is_empty(), "nobody has any use of it");
+        rig.settle();
+        assert!(rig.hardware.memory.is_empty());
+    }
+}
+
+#[test]
 fn queue_pairs_come_back_in_error_and_can_be_destroyed() {
     let (mut rig, session, _) = resumed();
     let queue_pair = rig.queue_pair(session);

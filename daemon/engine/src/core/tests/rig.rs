@@ -98,7 +98,11 @@ impl Rig {
     }
 
     fn with(config: &EngineConfig, settings: Settings, hardware: Hardware) -> Self {
-        let hcas: Vec<Arc<str>> = ["mlx5_0", "mlx5_1", "mlx5_2"].map(Arc::from).to_vec();
+        Self::on(config, settings, hardware, &["mlx5_0", "mlx5_1", "mlx5_2"])
+    }
+
+    fn on(config: &EngineConfig, settings: Settings, hardware: Hardware, hcas: &[&str]) -> Self {
+        let hcas: Vec<Arc<str>> = hcas.iter().map(|name| Arc::from(*name)).collect();
         let host = Host::new(&hcas, Some((MemoryKind::Memfd, 2 * MIB)), &plan());
         let core = Core::new(settings, host);
         Self { core, hardware, now: 0, trace: Vec::new(), calls: 0, config: config.clone(), fuse: None }
@@ -106,6 +110,11 @@ impl Rig {
 
     /// The daemon dies, and another one takes up what is left.
     pub(super) fn restart(self) -> Self {
+        self.restart_with(&["mlx5_0", "mlx5_1", "mlx5_2"])
+    }
+
+    /// The next daemon finds these HCAs.
+    pub(super) fn restart_with(self, hcas: &[&str]) -> Self {
         let (now, calls, config) = (self.now, self.calls, self.config);
         let (hardware, tenants) = self.hardware.after_crash();
         let restored = Restored {
@@ -115,7 +124,7 @@ impl Rig {
             rings: hardware.journal.queue_pairs.keys().copied().collect(),
             journaled: hardware.journal.clone(),
         };
-        let mut rig = Self::with(&config, Settings::new(&config).journaling(), hardware);
+        let mut rig = Self::on(&config, Settings::new(&config).journaling(), hardware, hcas);
         (rig.now, rig.calls) = (now, calls);
         let queue_pairs = restored.journaled.queue_pairs.values();
         let alive = queue_pairs.filter(|record| restored.sessions.contains(&record.session));
