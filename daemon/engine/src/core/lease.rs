@@ -15,6 +15,9 @@ use crate::error::EngineError;
 use crate::ids::{Generation, LeaseId, QueuePairId, SessionId};
 use crate::lease::{AcquireRequest, LeaseInfo, LeaseState};
 
+/// How often one session may acquire or open a lease until it releases it: each is remembered, to be undone by itself.
+pub(super) const MAX_OPENS: usize = 256;
+
 /// One lease.
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -175,6 +178,7 @@ impl Core {
     fn hold(&mut self, call: CallId, session: SessionId, id: LeaseId) {
         let grant = GrantId(self.number());
         let Some(lease) = self.leases.get_mut(&id) else { return self.unexpected() };
+        let changes = !lease.holders.contains_key(&session) || lease.ttl_ns.is_some();
         lease.holders.entry(session).or_default().insert(grant);
         lease.ttl_ns = None;
         let expires = lease.expires_at.take();
@@ -185,7 +189,9 @@ impl Core {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.holds.insert(id);
         }
-        self.record_lease(id);
+        if changes {
+            self.record_lease(id);
+        }
         let Some(info) = self.lease_info(id) else { return self.unexpected() };
         self.answer(call, Ok(Answer::Granted(Box::new(Grant { grant, session, allocation, info }))));
     }
@@ -206,8 +212,13 @@ impl Core {
         if let Place::Gpu(gpu) = lease.key.place {
             self.check_proof(session, gpu)?;
         }
-        if session.holds.contains(&lease_id) {
-            return Ok(());
+        if let Some(grants) = lease.holders.get(&id) {
+            let (limit, used) = (MAX_OPENS as u64, grants.len() as u64);
+            let (reason, what, whom) = ("LIMIT_OPENS", "the limit on opens of one lease", "the session");
+            return match used < limit {
+                true => Ok(()),
+                false => Err(EngineError::Limit { reason, what, whom, limit, used, asked: 1 }),
+            };
         }
         self.check_session_limits(session.holds.len(), session.waiting.len())
     }

@@ -1,6 +1,7 @@
 //! What one session can make the daemon remember, and do at once.
 
 use super::rig::{MIB, Rig, config, ranges_of};
+use crate::core::lease::MAX_OPENS;
 use crate::core::{Answer, Effect, Input, Job, Seen};
 use crate::ids::MemoryId;
 use crate::registration::RegisterRequest;
@@ -70,4 +71,22 @@ fn a_page_of_registrations_ends_after_so_many_parts() {
     assert_eq!((ids, first.next), (registered[..2].to_vec(), Some(registered[2])));
     let rest = rig.core.registration_page(&Seen::All, first.next, 0);
     assert_eq!((rest.registrations.len(), rest.registrations[0].parts.len(), rest.next), (1, 1500, None));
+}
+
+#[test]
+fn a_session_opens_a_lease_so_often_until_it_releases_it() {
+    let mut rig = Rig::journaling(&config());
+    let session = rig.session(1);
+    let lease = rig.acquire(session).info.id;
+    rig.trace.clear();
+    for _ in 1..MAX_OPENS {
+        rig.open(session, lease).expect("it is held");
+    }
+    let recorded = |effect: &&String| effect.contains("Record(Lease");
+    assert_eq!(rig.trace.iter().filter(recorded).count(), 0, "nothing changed that a later daemon must know");
+    assert_eq!(rig.open(session, lease).expect_err("so often").reason(), "LIMIT_OPENS");
+    let other = rig.session(1);
+    rig.open(other, lease).expect("another session's are its own");
+    rig.release(session, lease).expect("it is held");
+    rig.open(session, lease).expect("it starts anew");
 }
