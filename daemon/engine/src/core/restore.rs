@@ -277,6 +277,11 @@ impl Core {
         self.allocations.contains_key(&id)
     }
 
+    /// Whether there is such a queue pair.
+    pub(crate) fn has_queue_pair(&self, id: QueuePairId) -> bool {
+        self.queue_pairs.contains_key(&id)
+    }
+
     /// Sessions with the leases that each holds and the queue pairs that it has.
     pub(crate) fn open_sessions(&self) -> Vec<(SessionId, Vec<LeaseId>, Vec<QueuePairId>)> {
         let of = |session: &Session| {

@@ -150,7 +150,7 @@ impl Runtime {
         let restored = self.gather(&path, &mut kept);
         let sessions = restored.journaled.sessions.clone();
         let last_delivery = restored.journaled.numbers;
-        let memory: Vec<AllocationId> = restored.memory.iter().copied().collect();
+        let (memory, rings) = (restored.memory.clone(), restored.rings.clone());
         self.state().restoring = true;
         self.input(Input::Restore(Box::new(restored)));
         let (open, leftover) = {
@@ -158,6 +158,9 @@ impl Runtime {
             *lock(&keeping.journal) = Some(JournalFile::start(path, &state.core.records()));
             for allocation in memory.into_iter().filter(|id| !state.core.has_allocation(*id)) {
                 self.objects.remove_memory(allocation);
+            }
+            for queue_pair in rings.into_iter().filter(|id| !state.core.has_queue_pair(*id)) {
+                self.objects.remove_queue_pair(queue_pair);
             }
             let used = state.core.names();
             let leftover: Vec<Name> = kept.keys().filter(|name| !used.contains(name)).copied().collect();
@@ -215,7 +218,8 @@ impl Runtime {
         let has_socket = |record: &&SessionRecord| kept.contains_key(&record.socket);
         restored.sessions = journaled.sessions.values().filter(has_socket).map(|record| record.id).collect();
         for record in journaled.queue_pairs.values() {
-            let ended = kept.remove(&record.ring).is_some_and(|ring| end_lost_ring(ring).is_ok());
+            let ring = kept.get(&record.ring).and_then(|ring| ring.try_clone().ok());
+            let ended = ring.is_some_and(|ring| end_lost_ring(ring).is_ok());
             let tenant = journaled.sessions.get(&record.session).and_then(|s| journaled.tenants.get(&s.tenant));
             if let (true, Some(tenant)) = (ended, tenant) {
                 let objects = QueuePairObjects { info: lost_queue_pair(record, tenant), control: None, fds: None };

@@ -28,6 +28,10 @@ impl Shelf {
         let dup = |(name, (fd, watch)): (&Name, &(OwnedFd, Watch))| (*name, (fd.try_clone().expect("dup"), *watch));
         Self(Mutex::new(self.with(|kept| kept.iter().map(dup).collect())))
     }
+
+    fn len(&self) -> usize {
+        self.with(|kept| kept.len())
+    }
 }
 
 impl Keeper for Shelf {
@@ -117,4 +121,16 @@ fn the_rates_of_a_rule_hold_after_a_restart() {
         client.post(wr_id, Operation::Recv { local: local(&lease, "mlx5_0", 0, 8) });
     }
     world.until("the rate to hold the tenant back", || world.stat("gdrd_broker_throttled_total") > 0);
+}
+
+#[test]
+fn nothing_is_kept_of_a_session_whose_client_died_with_the_daemon() {
+    let daemon = Daemon::start();
+    let (session, _client) = daemon.session(1);
+    let _queue_pair = Client::new(&daemon.world, session, "mlx5_0");
+    assert_eq!(daemon.shelf.len(), 3, "a socket, a page and a ring");
+    let client_died = |shelf: &Shelf| shelf.with(|kept| kept.retain(|_, (_, watch)| *watch == Watch::No));
+    let (next, resumed) = daemon.killed(config(), client_died);
+    assert!(resumed.is_empty());
+    next.world.until("all that was kept to be let go of", || next.shelf.len() == 0);
 }
