@@ -55,7 +55,9 @@ pub(crate) fn report(error: &anyhow::Error) -> Outcome {
         return Outcome::Done;
     }
     let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
-    anstream::eprintln!("{red}error{red:#}: {}", text_of(error));
+    // Paths and texts of inputs stand in it.
+    let text = text_of(error).replace(|c: char| c.is_control() && c != '\n', "?");
+    anstream::eprintln!("{red}error{red:#}: {text}");
     outcome_of(error)
 }
 

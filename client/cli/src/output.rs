@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 
+use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde_json::Value;
 
@@ -29,6 +30,12 @@ pub(crate) fn write(text: &str) -> std::io::Result<()> {
         out.write_all(b"\n")?;
     }
     out.flush()
+}
+
+/// Tells what is wrong with an answer, beside it.
+pub(crate) fn warn(text: &str) {
+    let yellow = Style::new().fg_color(Some(AnsiColor::Yellow.into()));
+    anstream::eprintln!("{yellow}warning{yellow:#}: {text}");
 }
 
 /// Which columns hold numbers.

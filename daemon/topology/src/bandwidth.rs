@@ -9,6 +9,7 @@ use crate::model::{GpuId, HcaId, Host, PciRole};
 use crate::path::link_gbps;
 use crate::plan::contract::Plan;
 use crate::together::{Part, Way, together};
+use crate::words::{counted, gbps};
 
 /// Rates that differ by less than this share are called matched: encodings and flow control take as much.
 const MATCHED_SHARE: f64 = 0.05;
@@ -39,6 +40,9 @@ pub struct NicBandwidth {
     pub rate_gbps: Option<f64>,
     /// Narrowest link on its side of the way.
     pub link_gbps: Option<f64>,
+    /// What other functions of its slot that other GPUs are given leave it of the slot's link; absent without such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot_gbps: Option<f64>,
     /// GPUs that use it.
     pub gpus: usize,
 }
@@ -104,8 +108,30 @@ fn nic_bandwidth(host: &Host, plan: &Plan, gpu: GpuId, nic: HcaId) -> Option<Nic
         name: hca.name.clone(),
         rate_gbps: hca.rate_gbps(),
         link_gbps: links.min_by(f64::total_cmp),
+        slot_gbps: slot_gbps(host, plan, gpu, nic),
         gpus: users.max(1),
     })
+}
+
+/// Functions of one slot have one link. Where other GPUs are given some of them, each has its even part of it, or more
+/// where the others cannot take theirs.
+fn slot_gbps(host: &Host, plan: &Plan, gpu: GpuId, nic: HcaId) -> Option<f64> {
+    let slot = |id: HcaId| host.hca(id).and_then(|hca| hca.bdf).map(|bdf| host.slot(bdf));
+    let (own, link) = (slot(nic)?, host.hca(nic)?.bdf.and_then(|bdf| host.function(bdf)).and_then(link_gbps)?);
+    let name = &host.gpu(gpu)?.name;
+    let given = plan.nics.iter().filter(|planned| !planned.gpus.is_empty() && !planned.gpus.contains(name));
+    let others: Vec<HcaId> = given
+        .filter_map(|planned| host.find_hca(&planned.name))
+        .filter(|other| *other != nic && slot(*other) == Some(own))
+        .collect();
+    if others.is_empty() {
+        return None;
+    }
+    let taken = others.iter().map(|other| host.hca(*other).and_then(|hca| hca.rate_gbps()));
+    let left = taken.sum::<Option<f64>>().map_or(0.0, |taken| link - taken);
+    #[expect(clippy::cast_precision_loss, reason = "a count of functions of one slot")]
+    let even = link / (others.len() + 1) as f64;
+    Some(even.max(left))
 }
 
 /// What one GPU gets of its NICs, each by its even share and all within the links they have in common; `None` where no
@@ -148,7 +174,8 @@ fn uplink(host: &Host, plan: &Plan, gpu: Bdf) -> Option<Uplink> {
 
 /// A GPU's even share of a NIC; `None` where no rate is known.
 fn share(nic: &NicBandwidth) -> Option<f64> {
-    let gbps = [nic.rate_gbps, nic.link_gbps].into_iter().flatten().min_by(f64::total_cmp)?;
+    let known = [nic.rate_gbps, nic.link_gbps].into_iter().flatten().min_by(f64::total_cmp)?;
+    let gbps = nic.slot_gbps.map_or(known, |slot| slot.min(known));
     // A count of GPUs of one host is far below where a float loses whole numbers.
     #[expect(clippy::cast_precision_loss, reason = "a count of GPUs")]
     let users = nic.gpus as f64;
@@ -163,10 +190,12 @@ fn findings(found: &BandwidthMatch, brought: Option<f64>, is_below_switch: bool)
     let mut words = Vec::new();
     for nic in &found.nics {
         if let Some((rate, link)) = nic.rate_gbps.zip(nic.link_gbps).filter(|(rate, link)| is_narrower(*link, *rate)) {
-            let wasted = rate - link;
             words.push(format!(
-                "{}: port of {rate:.0} Gbit/s behind a link of {link:.0}: {wasted:.0} of the port wasted",
-                nic.name
+                "{}: port of {} Gbit/s behind a link of {}: {} of the port wasted",
+                nic.name,
+                gbps(rate),
+                gbps(link),
+                gbps(rate - link)
             ));
         }
     }
@@ -179,31 +208,35 @@ fn findings(found: &BandwidthMatch, brought: Option<f64>, is_below_switch: bool)
         .filter(|(alone, nics)| is_narrower(*nics, *alone))
     {
         words.push(format!(
-            "NICs of {alone:.0} Gbit/s on one link or port of {nics:.0}: {:.0} of them wasted together",
-            alone - nics
+            "NICs of {} Gbit/s on one link or port of {}: {} of them wasted together",
+            gbps(alone),
+            gbps(nics),
+            gbps(alone - nics)
         ));
     }
     if let Some((gpu, nics)) = found.gpu_gbps.zip(brought) {
+        let who = if found.nics.len() == 1 { "NIC" } else { "NICs" };
+        let both = format!("link of {} Gbit/s against {who} of {}", gbps(gpu), gbps(nics));
         words.push(if is_narrower(gpu, nics) {
-            format!("link of {gpu:.0} Gbit/s against NICs of {nics:.0}: {:.0} of the NICs wasted", nics - gpu)
+            format!("{both}: {} of the {who} wasted", gbps(nics - gpu))
         } else if is_narrower(nics, gpu) {
-            format!("link of {gpu:.0} Gbit/s against NICs of {nics:.0}: {:.0} of the link unused", gpu - nics)
+            format!("{both}: {} of the link unused", gbps(gpu - nics))
         } else {
-            format!("link of {gpu:.0} Gbit/s and NICs of {nics:.0} are matched")
+            format!("link of {} Gbit/s and {who} of {} are matched", gbps(gpu), gbps(nics))
         });
     }
     if let Some(up) = &found.uplink
         && let Some(nics_gbps) = up.nics_gbps.filter(|_| up.nics > 0)
     {
-        let who = format!("uplink {} of {:.0} Gbit/s", up.bdf, up.gbps);
-        let load = format!("{} NICs of {nics_gbps:.0}", up.nics);
-        let wasted = nics_gbps - up.gbps;
+        let who = format!("uplink {} of {} Gbit/s", up.bdf, gbps(up.gbps));
+        let load = format!("{} of {}", counted(up.nics, "NIC"), gbps(nics_gbps));
+        let wasted = gbps(nics_gbps - up.gbps);
         words.push(match (is_narrower(up.gbps, nics_gbps), is_below_switch) {
             (false, _) => format!("{who} carries {load}, also to host memory"),
             (true, true) => format!(
-                "{who} is narrower than {load}: {wasted:.0} wasted for host memory, not between GPU and NIC below it"
+                "{who} is narrower than {load}: {wasted} wasted for host memory, not between GPU and NIC below it"
             ),
-            (true, false) => format!("{who} is narrower than {load}: {wasted:.0} wasted"),
+            (true, false) => format!("{who} is narrower than {load}: {wasted} wasted"),
         });
     }
     words

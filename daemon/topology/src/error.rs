@@ -76,6 +76,12 @@ pub enum TopologyError {
         /// The name asked for.
         name: String,
     },
+    /// A request is about a drive, and none is known of the host.
+    #[error(
+        "no drive is known of this host: they are listed by class/nvme of /sys, of captures and of host profiles, \
+         and not by NCCL XML or pasted matrices"
+    )]
+    NoDrive,
     /// A request contradicts itself or the host.
     #[error("{message}")]
     BadRequest {

@@ -1,20 +1,36 @@
 //! Text that people paste: terminals' colour codes, quoting and table bars around what a tool printed.
 
-/// A cleaned line without what tools that run on several hosts, and logs, put before it: `node-1: ` (pdsh, dsh),
-/// `[1,0]<stdout>:` (mpirun), a date and time.
-pub(crate) fn unprefixed(line: &str) -> &str {
-    let mut rest = line;
+/// A cleaned line without what shells, logs and tools that run on several hosts put before it (a prompt, a date and time,
+/// `node-1: ` of pdsh, clush and dsh, `[1,0]<stdout>:` of mpirun), and who of several hosts or processes printed it, if
+/// that is among it.
+pub(crate) fn split_prefix(line: &str) -> (Option<&str>, &str) {
+    let (mut speaker, mut rest) = (None, line);
     loop {
         let trimmed = rest.trim_start();
         let end = trimmed.find(char::is_whitespace).unwrap_or(trimmed.len());
         let (word, after) = trimmed.split_at(end);
         let of_mpirun = word.starts_with('[').then(|| trimmed.find(">:")).flatten().filter(|at| *at < end);
-        rest = match of_mpirun.and_then(|at| trimmed.get(at + 2..)) {
-            Some(after) => after,
-            None if is_host(word) || is_time(word) => after,
-            None => return rest,
-        };
+        if let Some((name, after)) = of_mpirun.and_then(|at| trimmed.split_at_checked(at + 2)) {
+            (speaker, rest) = (speaker.or(Some(name)), after);
+        } else if is_host(word) {
+            (speaker, rest) = (speaker.or(Some(word)), after);
+        } else if is_time(word) {
+            rest = after;
+        } else if let Some(after) = after_prompt(trimmed) {
+            rest = after;
+        } else {
+            return (speaker, rest);
+        }
     }
+}
+
+/// What follows the prompt of a shell: `[root@node-1 ~]$ `, `user@host:~/dir$ `, `(env) root@host:/# `.
+fn after_prompt(line: &str) -> Option<&str> {
+    let end = ["$ ", "# ", "% ", "> "].iter().filter_map(|sign| line.find(sign)).min()?;
+    let (prompt, after) = line.split_at_checked(end)?;
+    let is_bracketed = prompt.starts_with('[') && prompt.ends_with(']');
+    let is_prompt = is_bracketed || prompt.split_whitespace().any(|word| word.contains('@'));
+    (is_prompt && !prompt.contains('\t')).then(|| after.get(2..)).flatten()
 }
 
 /// A line as docker compose prints it, `name | line`, without the name. Where a cell follows the
@@ -115,9 +131,12 @@ mod tests {
             ("0-15,32-47\t0", "0-15,32-47\t0"),
             ("\tGPU0\tX", "\tGPU0\tX"),
             ("[pod/a] GPU0", "[pod/a] GPU0"),
+            ("[root@node-1 my dir]$ GPU0\tX", "GPU0\tX"),
+            ("(env) user@node-1:~/a b# GPU0\tX", "GPU0\tX"),
+            ("GPU0\tX\tPIX # near", "GPU0\tX\tPIX # near"),
             ("", ""),
         ] {
-            assert_eq!(unprefixed(given), left, "{given:?}");
+            assert_eq!(split_prefix(given).1, left, "{given:?}");
         }
     }
 

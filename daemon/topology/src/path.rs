@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::bdf::Bdf;
 use crate::model::{GpuId, HcaId, Host, NvLinkEnd, PciFunction};
 use crate::paths::Paths;
+use crate::words;
 
 /// The narrowest part of a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -122,10 +123,10 @@ impl Host {
         let only_slower = current.width == max.width;
         let hint = if is_gpu && only_slower { "; idle GPUs lower their link speed" } else { "" };
         Some(format!(
-            "{}: link runs at {current} of {max} ({:.0} of {:.0} Gbit/s){hint}",
+            "{}: link runs at {current} of {max} ({} of {} Gbit/s){hint}",
             function.bdf,
-            current.gbps(),
-            max.gbps()
+            words::gbps(current.gbps()),
+            words::gbps(max.gbps())
         ))
     }
 }

@@ -60,13 +60,18 @@ impl Host {
         Some((physical.map_or(Part::Port(id), Part::SharedPort), gbps))
     }
 
+    /// The slot of a function, by its first function; that of a virtual function is its physical one's. Made-up addresses say
+    /// nothing of devices.
+    pub(crate) fn slot(&self, bdf: Bdf) -> Bdf {
+        let physical = self.function(bdf).and_then(|function| function.physical_function).unwrap_or(bdf);
+        if physical.is_invented() { physical } else { Bdf { function: 0, ..physical } }
+    }
+
     /// Links of a NIC's function up to where the way to `near` turns; up to the root without it.
     pub(crate) fn nic_links(&self, nic: Bdf, near: Option<Bdf>) -> Way {
-        // Made-up addresses say nothing of devices.
-        let slot = |bdf: Bdf| if bdf.is_invented() { bdf } else { Bdf { function: 0, ..bdf } };
         let part = |function: &PciFunction| {
             let is_own = function.bdf == nic;
-            let own = || Part::Slot(slot(function.physical_function.unwrap_or(nic)));
+            let own = || Part::Slot(self.slot(nic));
             Some((if is_own { own() } else { Part::Bridge(function.bdf) }, link_gbps(function)?))
         };
         match near {

@@ -220,7 +220,7 @@ fn no_value_of_a_variable_needs_quotes_whatever_devices_are_called() {
 #[test]
 fn mooncake_gets_preferred_and_other_nics_by_location() {
     let snapshot = builtin("two-socket-2gpu");
-    let matrix: Value = serde_json::from_str(&mooncake_matrix(&snapshot.host, &planned(&snapshot))).unwrap();
+    let matrix: Value = serde_json::from_str(&mooncake_matrix(&snapshot.host, &planned(&snapshot)).unwrap()).unwrap();
     assert_eq!(
         matrix,
         json!({
@@ -231,7 +231,7 @@ fn mooncake_gets_preferred_and_other_nics_by_location() {
         })
     );
     let large = builtin("dgx-a100");
-    let matrix: Value = serde_json::from_str(&mooncake_matrix(&large.host, &planned(&large))).unwrap();
+    let matrix: Value = serde_json::from_str(&mooncake_matrix(&large.host, &planned(&large)).unwrap()).unwrap();
     let rows = matrix.as_object().unwrap();
     assert_eq!(rows.keys().filter(|key| key.starts_with("cuda:")).count(), 8);
     assert!(rows.values().all(|row| row.as_array().is_some_and(|row| row.len() == 2)));

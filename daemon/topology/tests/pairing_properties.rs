@@ -219,20 +219,24 @@ fn worse_nic(kind: u8, of: Option<&NicPlan>) -> String {
     }
 }
 
+fn shuffled(lines: &[String], seed: u64) -> Vec<String> {
+    let mut shuffled = lines.to_vec();
+    let mut state = seed | 1;
+    for last in (1..shuffled.len()).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let other = usize::try_from(state >> 33).expect("31 bits fit") % (last + 1);
+        shuffled.swap(last, other);
+    }
+    shuffled
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_order_of_the_listing_changes_nothing(host in switches(), seed in any::<u64>()) {
         let ordered = lines(&host, mlx5, 1);
-        let mut shuffled = ordered.clone();
-        let mut state = seed | 1;
-        for last in (1..shuffled.len()).rev() {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let other = usize::try_from(state >> 33).expect("31 bits fit") % (last + 1);
-            shuffled.swap(last, other);
-        }
-        prop_assert_eq!(plan_of(&shuffled), plan_of(&ordered));
+        prop_assert_eq!(plan_of(&shuffled(&ordered, seed)), plan_of(&ordered));
     }
 
     #[test]
@@ -244,6 +248,18 @@ proptest! {
             .map(|nics| nics.iter().map(|name| named(name[5..].parse().expect("names are mlx5_N"))).collect())
             .collect();
         prop_assert_eq!(pairs(&relabelled), expected);
+    }
+
+    #[test]
+    fn rails_are_the_same_on_every_host_of_a_kind(host in switches(), seed in any::<u64>()) {
+        let one = lines(&host, mlx5, 1);
+        let other = shuffled(&lines(&host, |place| format!("roce_z{}", 99 - place), 3), seed);
+        // Names and addresses differ, so that a NIC is known by its place.
+        let rails = |plan: &Plan| -> Vec<(Option<u32>, Vec<Option<usize>>)> {
+            let place = |name: &String| plan.nics.iter().position(|nic| nic.name == *name);
+            plan.gpus.iter().map(|gpu| (gpu.rail, gpu.assigned.iter().map(place).collect())).collect()
+        };
+        prop_assert_eq!(rails(&plan_of(&other)), rails(&plan_of(&one)));
     }
 
     #[test]

@@ -166,7 +166,7 @@ fn ports_behind_narrow_links_and_nics_beyond_a_gpu_are_waste() {
     let snapshot = profile::snapshot(text, None, &ReadOptions::default()).unwrap();
     let found = of_gpu(&snapshot.host, &plan(&snapshot, &PlanOptions::default()), "GPU0").unwrap();
     assert!(found.findings[0].starts_with("mlx5_0: port of 400 Gbit/s behind a link of 252: 148"), "{found:?}");
-    assert!(found.findings[1].contains("against NICs of 252: 126 of the NICs wasted"), "{found:?}");
+    assert!(found.findings[1].contains("against NIC of 252: 126 of the NIC wasted"), "{found:?}");
     let text = render::matrix(&snapshot.host, Some(&plan(&snapshot, &PlanOptions::default())));
     assert!(text.contains("Bandwidth:") && text.contains("of the port wasted"), "{text}");
 }
@@ -210,6 +210,42 @@ fn functions_of_one_slot_carry_no_more_together_than_its_link() {
     let way = advise_path(&snapshot, &plan, "GPU0", &Destination::Remote).unwrap();
     assert_eq!((way.via.len(), way.gbps.map(f64::round)), (2, Some(126.0)), "{way:?}");
     assert_eq!(way.fallback.and_then(|next| next.gbps).map(f64::round), Some(63.0));
+}
+
+#[test]
+fn a_host_without_devices_says_so_and_prints_no_empty_line() {
+    let empty = profile::snapshot("gdrd-host-profile 1\nnuma 0\n", None, &ReadOptions::default()).unwrap();
+    assert_eq!(render::tree(&empty.host, None), "no GPU, NIC or drive was found\n");
+}
+
+/// -1 in sysfs is unknown (DESIGN: never node 0), also where there is but one node it could be.
+#[test]
+fn an_unknown_numa_node_is_unknown_in_every_text() {
+    let text = "gdrd-host-profile 1\nnuma 0 cpus=0-7\npci 0000:00:01.0 1000:c010 060400 pci0000:00 8x8\n\
+                pci 0000:01:00.0 10de:2330 030200 0000:00:01.0 16x16\n";
+    let snapshot = profile::snapshot(text, None, &ReadOptions::default()).unwrap();
+    let plan = plan(&snapshot, &PlanOptions::default());
+    assert_eq!((plan.gpus[0].numa, snapshot.host.gpus[0].numa), (None, None));
+    let matrix = render::matrix(&snapshot.host, Some(&plan));
+    let row: Vec<&str> = matrix.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row, ["GPU0", "X", "0-7", "N/A"]);
+    assert!(!render::svg(&snapshot, &plan).contains("NUMA 0"));
+    let way = advise_path(&snapshot, &plan, "GPU0", &Destination::Remote).unwrap();
+    assert!(!way.reason.contains("NUMA") && way.fallback.is_none_or(|next| !next.reason.contains("NUMA")));
+}
+
+#[test]
+fn functions_of_one_slot_that_two_gpus_are_given_share_its_link() {
+    let mut snapshot = two_functions_of_one_slot("100");
+    let mut beside = snapshot.host.gpus[0].clone();
+    beside.name = "GPU1".to_owned();
+    snapshot.host.gpus.push(beside);
+    let planned = plan(&snapshot, &PlanOptions::default());
+    for (gpu, nic) in [("GPU0", "mlx5_0"), ("GPU1", "mlx5_1")] {
+        assert_eq!(planned.gpu(gpu).unwrap().assigned, [nic]);
+        let found = of_gpu(&snapshot.host, &planned, gpu).unwrap();
+        assert_eq!(found.usable_gbps.map(f64::round), Some(63.0), "{found:?}");
+    }
 }
 
 #[test]

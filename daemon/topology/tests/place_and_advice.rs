@@ -18,6 +18,17 @@ fn placed(snapshot: &Snapshot, request: PlaceRequest) -> Placement {
 }
 
 #[test]
+fn a_host_without_drives_says_where_drives_are_listed() {
+    let mut snapshot = dgx();
+    snapshot.host.drives.clear();
+    let plan = plan(&snapshot, &PlanOptions::default());
+    for wanted in [None, Some("nvme0n1".to_owned())] {
+        let refused = advise_path(&snapshot, &plan, "GPU0", &Destination::Drive(wanted)).unwrap_err().to_string();
+        assert!(refused.contains("no drive") && refused.contains("class/nvme"), "{refused}");
+    }
+}
+
+#[test]
 fn two_gpus_and_two_nics_come_from_one_switch() {
     let answer = placed(&dgx(), PlaceRequest { gpus: 2, nics: 2, ..PlaceRequest::default() });
     assert_eq!(answer.sets.len(), 8);
@@ -74,7 +85,7 @@ fn busy_devices_are_left_out_and_broken_switches_used_first() {
     assert_eq!(answer.sets[0].gpus, ["GPU1"]);
     assert_eq!(answer.sets[1].gpus, ["GPU3"]);
     assert_eq!(answer.sets[1].nics, ["mlx5_2"]);
-    assert!(answer.sets[2].reasons.iter().any(|reason| reason.contains("leaves 1 free GPUs")));
+    assert!(answer.sets[2].reasons.iter().any(|reason| reason.contains("leaves 1 free GPU of")));
 }
 
 #[test]
@@ -87,7 +98,7 @@ fn constraints_are_kept_and_an_empty_answer_says_why() {
     assert_eq!(three.sets, []);
     assert_eq!(three.reason.as_deref(), Some("no set of free devices fulfils the constraints"));
     let many = placed(&snapshot, PlaceRequest { gpus: 9, ..PlaceRequest::default() });
-    assert_eq!(many.reason.as_deref(), Some("9 GPUs wanted, 8 of 8 are free"));
+    assert_eq!(many.reason.as_deref(), Some("9 GPUs wanted, 8 of 8 free"));
     let all = placed(&snapshot, PlaceRequest { gpus: 8, nics: 8, nvlink: true, ..PlaceRequest::default() });
     assert_eq!(all.sets.len(), 1);
     assert!(!all.sets[0].nics.contains(&"mlx5_4".to_owned()));

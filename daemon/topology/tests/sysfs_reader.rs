@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use gdrd_topology::advise::{Destination, advise_path};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::level::Level;
 use gdrd_topology::model::{Host, Snapshot};
@@ -11,7 +12,7 @@ use gdrd_topology::plan::{PlanOptions, plan};
 use gdrd_topology::source::{SourceKind, Sourced};
 use gdrd_topology::sysfs::build::build;
 use gdrd_topology::sysfs::capture::{Packed, capture, pack};
-use gdrd_topology::{TopologyError, profile, read_input, read_root, read_stream};
+use gdrd_topology::{TopologyError, profile, read_input, read_root, read_stream, render};
 use tempfile::TempDir;
 
 fn tree_of(host: &Host) -> TempDir {
@@ -292,9 +293,54 @@ fn links_that_leave_the_tree_or_run_in_a_ring_do_not_stop_the_reader() {
     fs::write(devices.join("not-an-address"), "").unwrap();
     let read = read(tree.path()).host;
     assert_eq!(read.gpus.len(), 2);
-    for name in ["0000:f0:00.0", "0000:f1:00.0", "not-an-address"] {
-        assert!(read.warnings.iter().any(|warning| warning.contains(name)), "{name}: {:?}", read.warnings);
+    for name in ["0000:f0:00.0", "0000:f1:00.0", "0000:f2:00.0", "not-an-address"] {
+        let told = read.warnings.iter().filter(|warning| warning.contains(name));
+        assert_eq!(told.count(), 1, "one warning a link, not one a file behind it: {:?}", read.warnings);
     }
+}
+
+#[test]
+fn a_file_in_place_of_the_list_of_devices_is_an_error_that_names_it() {
+    let tree = tree_of(&profile::builtin("two-socket-2gpu").unwrap().host);
+    let devices = tree.path().join("sys/bus/pci/devices");
+    fs::remove_dir_all(&devices).unwrap();
+    fs::write(&devices, "").unwrap();
+    match read_root(tree.path(), &ReadOptions::default()).unwrap_err() {
+        TopologyError::Read { path, source } => {
+            assert_eq!((path, source.kind()), (devices, std::io::ErrorKind::NotADirectory));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn control_characters_of_names_reach_nothing_that_is_printed() {
+    let tree = tree_of(&profile::builtin("two-socket-2gpu").unwrap().host);
+    let class = tree.path().join("sys/class");
+    for (folder, from, to) in
+        [("infiniband", "mlx5_0", "mlx5\u{1b}[2J_0"), ("net", "ens1np0", "ens\n1"), ("nvme", "nvme0", "nvme\u{9b}31m0")]
+    {
+        fs::rename(class.join(folder).join(from), class.join(folder).join(to)).unwrap();
+    }
+    fs::write(tree.path().join("sys/bus/pci/devices/odd\u{7}name"), "").unwrap();
+    let snapshot = read(tree.path());
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let path = |to: Destination| advise_path(&snapshot, &plan, "GPU0", &to).unwrap().reason;
+    let texts = [
+        render::matrix(&snapshot.host, Some(&plan)),
+        render::tree(&snapshot.host, Some(&plan)),
+        render::svg(&snapshot, &plan),
+        render::dot(&snapshot.host, &plan),
+        plan.warnings.join("\n"),
+        path(Destination::Remote),
+        path(Destination::Drive(None)),
+    ];
+    for text in texts {
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+    }
+    let names: Vec<&str> = snapshot.host.hcas.iter().map(|hca| hca.name.as_str()).collect();
+    assert_eq!(names, ["mlx5?[2J_0", "mlx5_1"]);
+    assert!(plan.warnings.iter().any(|warning| warning.contains("odd?name")), "{:?}", plan.warnings);
 }
 
 #[test]

@@ -7,9 +7,10 @@ mod common;
 use common::tables::{FORMS, Form, Table, print, table};
 use common::{Answer, answers, assert_plan_keeps_the_rules, by_level, case_text, sections};
 use gdrd_topology::assemble::{ReadOptions, assemble};
-use gdrd_topology::export::env;
+use gdrd_topology::export::{env, mooncake_matrix};
 use gdrd_topology::level::Level;
 use gdrd_topology::model::{GpuId, Host, NumaId, NvLinkKind, Snapshot};
+use gdrd_topology::place::{PlaceRequest, place};
 use gdrd_topology::plan::{PlanOptions, plan};
 use gdrd_topology::source::{Source, SourceKind};
 use gdrd_topology::topo_m;
@@ -236,6 +237,8 @@ fn placeholders_are_told_and_never_exported() {
         let variables: Vec<_> = made.gpus.iter().flat_map(|gpu| &gpu.variables).chain(&made.host).collect();
         assert!(variables.iter().all(|variable| !variable.value.contains("NIC")), "{variables:?}");
         assert_eq!(variables.iter().any(|variable| variable.value == "=mlx5_0:1"), exported, "{variables:?}");
+        let refused = mooncake_matrix(&snapshot.host, &plan(&snapshot, &PlanOptions::default())).unwrap_err();
+        assert!(refused.to_string().starts_with(list) && refused.to_string().contains("legend"), "{refused}");
     }
 }
 
@@ -325,11 +328,43 @@ fn a_matrix_is_found_behind_prefixes() {
         "2026-11-29T18:00:00Z ",
         "2026-11-29 18:00:00,123 ",
         "18:00:00 node1: ",
+        "[root@node-1 my dir]$ ",
+        "(base) user@node-1:~/a b$ ",
     ] {
         let prefixed = |text: &str| text.lines().map(|line| format!("{prefix}{line}\n")).collect::<String>();
         assert_eq!(read(&prefixed(&whole)), right, "{prefix}");
         assert_eq!(read(&prefixed(short)), short_right, "{prefix}");
     }
+}
+
+/// NVLink joins all GPUs of such a host: which of them a PCIe switch joins too, their NICs tell.
+#[test]
+fn a_job_gets_gpus_of_one_switch_also_where_nvlink_hides_it() {
+    let dgx = snapshot(read(&print(&case("a100-10nic-sys-within-numa"), Form::default())));
+    let request = PlaceRequest { gpus: 2, same_switch: true, ..PlaceRequest::default() };
+    let sets = place(&dgx, &PlanOptions::default(), &request).unwrap().sets;
+    let gpus: Vec<_> = sets.into_iter().map(|set| set.gpus).collect();
+    assert_eq!(gpus, [["GPU0", "GPU1"], ["GPU2", "GPU3"], ["GPU4", "GPU5"], ["GPU6", "GPU7"]]);
+    let flat = snapshot(read(&print(&case("gb200-4gpu-6nic-all-node"), Form::default())));
+    let sets =
+        place(&flat, &PlanOptions::default(), &PlaceRequest { gpus: 2, ..PlaceRequest::default() }).unwrap().sets;
+    assert!(sets.iter().flat_map(|set| &set.reasons).all(|reason| !reason.contains("switch")), "{sets:?}");
+}
+
+/// pdsh and clush print the lines of several hosts as they come.
+#[test]
+fn of_lines_of_several_hosts_those_of_the_first_count() {
+    let one = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tSYS\tPIX\nGPU1\tSYS\t X \tSYS\n\nNIC Legend:\n\n  NIC0: mlx5_0\n";
+    let other = one.replace("mlx5_0", "mlx5_7").replace("\tPIX", "\tSYS").replace("SYS\n", "PIX\n");
+    let (mut mixed, right) = (String::new(), read(one));
+    for (place, (one, other)) in one.lines().zip(other.lines()).enumerate() {
+        let lines = [format!("node1: {one}\n"), format!("node2: {other}\n")];
+        mixed.extend(if place % 3 == 1 { [&lines[1], &lines[0]] } else { [&lines[0], &lines[1]] }.map(String::as_str));
+    }
+    let mixed = read(&format!("warning: GPU0 SYS\n{mixed}"));
+    assert_eq!((&mixed.given_levels, &mixed.hcas, &mixed.gpus), (&right.given_levels, &right.hcas, &right.gpus));
+    let warning = "the text has lines of node2 too: those of node1 count";
+    assert!(mixed.warnings.iter().any(|told| told == warning), "{:?}", mixed.warnings);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use gdrd_client::{Client, v1};
 use gdrd_topology::bandwidth::{self, BandwidthMatch};
 use gdrd_topology::plan::{Explanation, PlanOptions, explain, plan};
+use gdrd_topology::words;
 use serde::Serialize;
 use serde_json::json;
 
@@ -104,7 +105,7 @@ fn as_text(view: &View) -> String {
             if candidate.assigned { "*" } else { "" }.to_owned(),
             candidate.nic.clone(),
             candidate.level.clone().unwrap_or_else(unknown),
-            candidate.gbps.map_or_else(unknown, |gbps| format!("{gbps:.0}")),
+            candidate.gbps.map_or_else(unknown, words::gbps),
             candidate.reason.clone(),
         ]
     });

@@ -1,8 +1,8 @@
 //! `gdrctl export`: the pairing in the words of other software.
 
-use gdrd_topology::export::{Env, GpuEnv, env, mooncake_matrix, nccl_topo};
+use gdrd_topology::export::{Env, GpuEnv, env, mooncake_matrix, nameless, nccl_topo};
 use gdrd_topology::plan::contract::Plan;
-use gdrd_topology::profile;
+use gdrd_topology::{profile, words};
 use serde_json::json;
 
 use crate::args::{Export, Exported, Format, Global};
@@ -15,8 +15,13 @@ pub(crate) fn run(global: &Global, options: &Export) -> anyhow::Result<Outcome> 
     let (host, plan) = (&topology.snapshot().host, topology.plan());
     let text = match options.what {
         Exported::NcclTopo => nccl_topo(host)?,
-        Exported::Mooncake => mooncake_matrix(host, &plan),
-        Exported::Profile => profile::render(host),
+        Exported::Mooncake => mooncake_matrix(host, &plan)?,
+        Exported::Profile => {
+            if let Some(nameless) = nameless(host, |_| true) {
+                output::warn(&nameless);
+            }
+            profile::render(host)
+        }
         Exported::Env => {
             let made = env(host, &plan, options.topo_file.as_deref());
             env_text(global.format, &made, gpu_of(&made, &plan, options)?)
@@ -59,7 +64,9 @@ fn gpu_of<'a>(made: &'a Env, plan: &Plan, options: &Export) -> Result<Option<&'a
         }
         (None, Some(rank)) => (format!("local rank {rank}"), made.gpus.get(rank)),
     };
-    found.map(Some).ok_or_else(|| UsageError(format!("no {wanted}: this host has {} GPUs", made.gpus.len())))
+    found
+        .map(Some)
+        .ok_or_else(|| UsageError(format!("no {wanted}: this host has {}", words::counted(made.gpus.len(), "GPU"))))
 }
 
 /// Lines that a shell sources. Values hold no quotes, which the library sees to; some shells expand a word that

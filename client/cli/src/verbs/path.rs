@@ -5,6 +5,7 @@ use gdrd_topology::TopologyError;
 use gdrd_topology::advise::{Destination, Fallback, PathAdvice, advise_path};
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::plan::{PlanOptions, plan};
+use gdrd_topology::words;
 use serde::Serialize;
 use serde_json::json;
 
@@ -115,7 +116,7 @@ fn of_daemon(answer: v1::AdvisePathResponse) -> View {
 
 fn line(kind: &str, via: &[String], gbps: Option<f64>) -> String {
     let via = if via.is_empty() { String::new() } else { format!(" by {}", via.join(", ")) };
-    let gbps = gbps.map_or_else(String::new, |gbps| format!(", about {gbps:.0} Gbit/s"));
+    let gbps = gbps.map_or_else(String::new, |gbps| format!(", about {} Gbit/s", words::gbps(gbps)));
     format!("{kind}{via}{gbps}")
 }
 

@@ -6,6 +6,7 @@ use gdrd_topology::level::Level;
 use gdrd_topology::model::Host;
 use gdrd_topology::plan::contract::{GpuPlan, Plan};
 use gdrd_topology::plan::{NicFilter, PlanOptions, plan};
+use gdrd_topology::words;
 use serde::Serialize;
 
 use crate::args::{self, Format, Global, Pairing};
@@ -116,7 +117,7 @@ fn row(gpu: &GpuPlan) -> Vec<String> {
         gpu.numa.map_or_else(unknown, |numa| numa.to_string()),
         assigned,
         nearest.and_then(|nic| nic.level).map_or_else(unknown, |level| level.to_string()),
-        nearest.and_then(|nic| nic.gbps).map_or_else(unknown, |gbps| gbps.to_string()),
+        nearest.and_then(|nic| nic.gbps).map_or_else(unknown, words::gbps),
         gpu.reason.clone(),
     ]
 }
@@ -144,7 +145,7 @@ mod tests {
         let host = source::own(Path::new("dgx-a100"), &ReadOptions::default()).unwrap().host;
         let text = bandwidth_text(&host, &dgx(None, None));
         let all = (0..8).map(|gpu| format!("GPU{gpu}")).collect::<Vec<_>>().join(",");
-        assert!(text.contains(&format!("{all}: link of 252 Gbit/s against NICs of 200: 52")), "{text}");
+        assert!(text.contains(&format!("{all}: link of 252 Gbit/s against NIC of 200: 52")), "{text}");
     }
 
     #[test]

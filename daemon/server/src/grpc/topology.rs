@@ -159,7 +159,7 @@ fn stopping() -> Status {
 fn of_topology(refusal: &TopologyError) -> Status {
     match refusal {
         TopologyError::NoSuchDevice { what: "GPU", .. } => status(Code::NotFound, "GPU_UNKNOWN", refusal.to_string()),
-        TopologyError::NoSuchDevice { what: "drive", .. } => {
+        TopologyError::NoDrive | TopologyError::NoSuchDevice { what: "drive", .. } => {
             status(Code::NotFound, "DRIVE_UNKNOWN", refusal.to_string())
         }
         TopologyError::NoSuchDevice { .. } => status(Code::NotFound, "NIC_UNKNOWN", refusal.to_string()),

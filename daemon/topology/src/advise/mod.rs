@@ -128,7 +128,7 @@ fn advice(host: &Host, from: GpuId, to: String, kind: PathKind, reason: impl Int
 
 /// Where a buffer in host memory for a GPU's data should be.
 fn host_memory(host: &Host, gpu: GpuId) -> String {
-    let numa = host.gpu(gpu).and_then(|gpu| gpu.bdf.and_then(|bdf| host.numa_of(bdf)).or(gpu.numa));
+    let numa = host.gpu(gpu).and_then(|gpu| gpu.numa);
     numa.map_or_else(|| "host memory".to_owned(), |numa| format!("host memory of NUMA node {numa}"))
 }
 

@@ -21,8 +21,11 @@ pub(super) fn to_drive(
         Some(name) => host.drives.iter().find(|drive| is_named(drive, name)),
         None => host.drives.iter().min_by_key(|drive| (level(host, from, drive).is_none(), level(host, from, drive))),
     };
-    let missing = || wanted.map_or_else(|| "drive".to_owned(), echo);
-    let drive = drive.ok_or_else(|| TopologyError::NoSuchDevice { what: "drive", name: missing() })?;
+    let missing = || match wanted.filter(|_| !host.drives.is_empty()) {
+        Some(name) => TopologyError::NoSuchDevice { what: "drive", name: echo(name) },
+        None => TopologyError::NoDrive,
+    };
+    let drive = drive.ok_or_else(missing)?;
     Ok(if is_over_fabric(drive) { over_fabric(host, plan, from, drive) } else { by_pcie(host, from, drive) })
 }
 

@@ -7,6 +7,7 @@ mod driver;
 mod given;
 mod gpus;
 mod health;
+mod plain;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,7 @@ use crate::model::{
 };
 use crate::nccl_xml::NcclTopology;
 use crate::source::SourceKind;
+use crate::words::counted;
 
 pub use gpus::GpuIds;
 pub(crate) use gpus::is_gpu;
@@ -86,6 +88,7 @@ pub fn assemble(mut raw: RawHost, options: &ReadOptions) -> Host {
     }
     health::judge(&host, &mut warnings);
     host.warnings = bounded(warnings);
+    plain::make(&mut host);
     host
 }
 
@@ -93,7 +96,7 @@ fn bounded(mut warnings: Vec<String>) -> Vec<String> {
     if warnings.len() > MAX_WARNINGS {
         let more = warnings.len() - MAX_WARNINGS;
         warnings.truncate(MAX_WARNINGS);
-        warnings.push(format!("{more} more warnings left out"));
+        warnings.push(format!("{} left out", counted(more, "more warning")));
     }
     warnings
 }
@@ -193,8 +196,8 @@ fn assumed_hcas(host: &Host, warnings: &mut Vec<String>) -> Vec<Hca> {
         .collect();
     if !assumed.is_empty() {
         warnings.push(format!(
-            "class/infiniband is absent: {} NICs taken from their PCI class or id, Ethernet functions left out",
-            assumed.len()
+            "class/infiniband is absent: {} taken from PCI class or id, Ethernet functions left out",
+            counted(assumed.len(), "NIC")
         ));
     }
     assumed

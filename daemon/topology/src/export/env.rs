@@ -15,9 +15,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::is_placeholder;
 use crate::model::{Hca, HcaOrigin, Host, PortState};
 use crate::plan::contract::{GpuPlan, Plan};
-use crate::topo_m;
 
 /// Name and version of the JSON form.
 pub const ENV_SCHEMA: &str = "gdrd.env/v1";
@@ -62,11 +62,6 @@ fn variable(name: &str, value: impl Into<String>) -> Variable {
 /// Names that every library and shell takes as they are.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
-}
-
-/// A NIC that a pasted matrix numbers and does not name. A library told of it would find no device.
-fn is_placeholder(hca: &Hca) -> bool {
-    hca.bdf.is_none() && topo_m::is_placeholder(&hca.name)
 }
 
 /// A NIC as `name` and the port to use.
@@ -123,13 +118,8 @@ impl<'a> Writer<'a> {
         let given: Vec<String> =
             plan.nics.iter().filter(|nic| !nic.gpus.is_empty()).map(|nic| nic.name.clone()).collect();
         let hcas = self.hcas(given.iter());
-        let is_nameless = |hca: &&Hca| is_placeholder(hca) && given.contains(&hca.name);
-        let nameless: Vec<&str> = self.host.hcas.iter().filter(is_nameless).map(|hca| hca.name.as_str()).collect();
-        if !nameless.is_empty() {
-            let list = nameless.join(", ");
-            self.notes.push(format!(
-                "{list}: placeholders of the matrix, no RDMA devices, left out; add its NIC legend (`NIC0: mlx5_0`) to the text"
-            ));
+        if let Some(nameless) = super::nameless(self.host, |hca| given.contains(&hca.name)) {
+            self.notes.push(format!("{nameless}; left out"));
         } else if hcas.len() < given.len() {
             self.notes.push("NICs without a verbs name that can be written are left out".to_owned());
         }

@@ -7,15 +7,22 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::model::{GpuId, HcaId, HcaOrigin, Host, NumaId};
+use crate::error::TopologyError;
+use crate::model::{GpuId, Hca, HcaId, HcaOrigin, Host, NumaId};
 use crate::plan::contract::Plan;
 
 const AMD: u16 = 0x1002;
 
 /// The matrix as indented JSON. GPUs are numbered in PCI order, as CUDA does with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 /// Only NICs that the plan gives to some GPU are listed: the others are no compute NICs or must not be used.
-#[must_use]
-pub fn mooncake_matrix(host: &Host, plan: &Plan) -> String {
+///
+/// # Errors
+/// A NIC of the plan is a placeholder of a pasted matrix, which no transfer engine would find.
+pub fn mooncake_matrix(host: &Host, plan: &Plan) -> Result<String, TopologyError> {
+    let is_given = |hca: &Hca| plan.nics.iter().any(|nic| nic.name == hca.name && !nic.gpus.is_empty());
+    if let Some(message) = super::nameless(host, is_given) {
+        return Err(TopologyError::BadRequest { message });
+    }
     let used: Vec<(HcaId, &str)> = plan
         .nics
         .iter()
@@ -41,7 +48,7 @@ pub fn mooncake_matrix(host: &Host, plan: &Plan) -> String {
             entry(&|_, name| gpu.assigned.iter().any(|own| own == name)),
         );
     }
-    format!("{:#}\n", Value::Object(matrix))
+    Ok(format!("{:#}\n", Value::Object(matrix)))
 }
 
 fn nic_numa(host: &Host, nic: HcaId) -> Option<NumaId> {

@@ -27,8 +27,9 @@ pub(super) fn host(topology: &NcclTopology) -> RawHost {
     let classless = topology.pcis.iter().filter(|pci| pci.class().is_none() && !pci.has_gpu).count();
     if classless > 0 {
         raw.warnings.push(format!(
-            "{classless} functions have no class, so GPUs and NICs among them cannot be told apart: read the text as \
-             an override over the host's own tree"
+            "{} no class, so GPUs and NICs among them cannot be told apart: read the text as an override over the host's \
+             own tree",
+            if classless == 1 { "1 function has".to_owned() } else { format!("{classless} functions have") }
         ));
     }
     raw
@@ -117,7 +118,10 @@ fn assumed(topology: &NcclTopology, warnings: &mut Vec<String>) -> Option<Vec<Ra
     if hcas.is_empty() {
         return None;
     }
-    warnings.push(format!("lists no net: its {} functions of a network class are taken for the RDMA NICs", hcas.len()));
+    warnings.push(match hcas.len() {
+        1 => "lists no net: its function of a network class is taken for the RDMA NIC".to_owned(),
+        many => format!("lists no net: its {many} functions of a network class are taken for the RDMA NICs"),
+    });
     Some(hcas)
 }
 

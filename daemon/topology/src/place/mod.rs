@@ -11,6 +11,7 @@ use crate::error::TopologyError;
 use crate::model::{GpuId, HcaId, Host, Snapshot};
 use crate::plan::PlanOptions;
 use crate::plan::contract::Plan;
+use crate::words::counted;
 use choose::candidate_sets;
 use score::Scorer;
 
@@ -145,8 +146,8 @@ fn free_nics(host: &Host, options: &PlanOptions, request: &PlaceRequest) -> Resu
 
 fn shortage(host: &Host, request: &PlaceRequest, gpus: usize, nics: usize) -> Option<String> {
     if gpus < request.gpus {
-        return Some(format!("{} GPUs wanted, {gpus} of {} are free", request.gpus, host.gpus.len()));
+        return Some(format!("{} wanted, {gpus} of {} free", counted(request.gpus, "GPU"), host.gpus.len()));
     }
     (nics < request.nics)
-        .then(|| format!("{} NICs wanted, {nics} of {} are free and usable", request.nics, host.hcas.len()))
+        .then(|| format!("{} wanted, {nics} of {} free and usable", counted(request.nics, "NIC"), host.hcas.len()))
 }

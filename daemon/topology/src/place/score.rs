@@ -5,6 +5,7 @@ use pathfinding::prelude::{Matrix, kuhn_munkres_min};
 use crate::level::Level;
 use crate::model::{GpuId, HcaId, Host, NumaId};
 use crate::place::{PlaceRequest, PlaceSet};
+use crate::words::counted;
 
 /// A set with what it costs; less is better.
 #[derive(Debug)]
@@ -41,6 +42,11 @@ fn steps(level: Option<Level>) -> u32 {
 }
 
 const FARTHEST: u32 = 7;
+
+/// Whether a level says that one PCIe switch joins two devices.
+fn is_below_switch(level: Option<Level>) -> bool {
+    matches!(level, Some(Level::Same | Level::Pix | Level::Pxb))
+}
 
 /// Most steps of the Hungarian method over all sets; beyond it each GPU in turn takes its nearest free NIC.
 const MAX_EXACT_STEPS: usize = 1 << 26;
@@ -198,18 +204,19 @@ impl<'a> Scorer<'a> {
         if !request.same_switch {
             return true;
         }
-        let below = |level: Option<Level>| level.is_some_and(|level| level <= Level::Pxb);
-        let joined = pairs.all(|(a, b)| below(self.pci_level(a, b)));
-        joined && nics.iter().all(|nic| set.iter().all(|gpu| below(self.nic_level(*gpu, *nic))))
+        let joined = pairs.all(|(a, b)| self.share_switch(a, b));
+        joined && nics.iter().all(|nic| set.iter().all(|gpu| is_below_switch(self.nic_level(*gpu, *nic))))
     }
 
-    /// Level of two GPUs with NVLink left aside.
-    fn pci_level(&self, a: usize, b: usize) -> Option<Level> {
+    /// Whether two GPUs hang below one PCIe switch. Where NVLink hides that, a NIC that is below one with both tells.
+    fn share_switch(&self, a: usize, b: usize) -> bool {
         let bdf = |place: usize| self.host.gpu(*self.gpus.get(place)?)?.bdf;
-        match (bdf(a), bdf(b)) {
+        let level = match (bdf(a), bdf(b)) {
             (Some(a), Some(b)) => self.host.pci_level(a, b),
             _ => self.gpu_level(a, b),
-        }
+        };
+        let with_both = |nic| [a, b].into_iter().all(|gpu| is_below_switch(self.nic_level(gpu, nic)));
+        is_below_switch(level) || matches!(level, Some(Level::NvLink(_)) | None) && (0..self.nics.len()).any(with_both)
     }
 
     fn is_on_one_node(&self, set: &[usize], nics: &[usize]) -> bool {
@@ -223,8 +230,7 @@ impl<'a> Scorer<'a> {
     }
 
     fn spoilt(&self, set: &[usize]) -> usize {
-        let is_beside =
-            |other: &usize| set.iter().any(|gpu| self.pci_level(*gpu, *other).is_some_and(|l| l <= Level::Pxb));
+        let is_beside = |other: &usize| set.iter().any(|gpu| self.share_switch(*gpu, *other));
         (0..self.gpus.len()).filter(|other| !set.contains(other)).filter(is_beside).count()
     }
 
@@ -239,7 +245,7 @@ impl<'a> Scorer<'a> {
             reasons.push(format!("farthest GPU and NIC: {level}"));
         }
         if set.spoilt > 0 {
-            reasons.push(format!("leaves {} free GPUs of the same switch behind", set.spoilt));
+            reasons.push(format!("leaves {} of the same switch behind", counted(set.spoilt, "free GPU")));
         }
         PlaceSet {
             gpus: set.gpus.iter().filter_map(|id| self.host.gpu(*id)).map(|gpu| gpu.name.clone()).collect(),

@@ -9,6 +9,7 @@ use crate::path::Bottleneck;
 use crate::plan::contract::Plan;
 use crate::plan::wording::level_word;
 use crate::plan::{MAX_PAIRS, Pairing, PlanOptions, is_too_large, sticky};
+use crate::words::gbps;
 
 /// The whole story of one GPU's pairing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -162,7 +163,9 @@ impl Pairing<'_> {
         let rate = |id: HcaId| self.host.gpu_hca_bottleneck(gpu, id).map(|narrowest| narrowest.gbps);
         let best = self.choice.of_gpu(gpu).first().and_then(|winner| rate(*winner));
         match (rate(nic), best) {
-            (Some(own), Some(best)) if own < best => format!("equally near, but only {own:.0} of {best:.0} Gbit/s"),
+            (Some(own), Some(best)) if own < best => {
+                format!("equally near, but only {} of {} Gbit/s", gbps(own), gbps(best))
+            }
             _ => "equally near, left over: the GPUs that compete for it could not all have one more".to_owned(),
         }
     }

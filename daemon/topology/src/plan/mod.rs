@@ -19,6 +19,7 @@ use crate::bdf::Bdf;
 use crate::gdr::Gdr;
 use crate::level::Level;
 use crate::model::{GpuId, HcaId, Host, Snapshot};
+use crate::words::counted;
 use candidates::Candidates;
 use choose::Choice;
 use contract::{GpuPlan, NicPlan, NvLinkPlan, PairPlan, Plan, PortPlan, SCHEMA};
@@ -73,7 +74,11 @@ fn is_too_large(host: &Host) -> bool {
 /// A plan that gives nothing, for inputs with more devices than any host.
 fn too_large(snapshot: &Snapshot) -> Plan {
     let (gpus, nics) = (snapshot.host.gpus.len(), snapshot.host.hcas.len());
-    let why = format!("{gpus} GPUs and {nics} NICs are more than {MAX_PAIRS} pairs, none is planned");
+    let why = format!(
+        "{} and {} are more than {MAX_PAIRS} pairs, none is planned",
+        counted(gpus, "GPU"),
+        counted(nics, "NIC")
+    );
     let without = Host { gpus: Vec::new(), hcas: Vec::new(), ..snapshot.host.clone() };
     let mut plan = Pairing::of(&without, &PlanOptions::default(), &BTreeMap::new()).plan(snapshot);
     plan.warnings.push(why);

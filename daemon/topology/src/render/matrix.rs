@@ -6,6 +6,7 @@ use crate::bandwidth;
 use crate::level::Level;
 use crate::model::{GpuId, HcaId, Host, NumaId};
 use crate::plan::contract::Plan;
+use crate::words;
 
 /// A row or column of the matrix.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -76,8 +77,9 @@ fn row(host: &Host, device: Device, devices: &[Device]) -> Vec<String> {
     let level = |other: &Device| device.level(*other, host).map_or_else(|| "?".to_owned(), |level| level.to_string());
     cells.extend(devices.iter().map(level));
     if let Device::Gpu(id) = device {
-        let numa = host.gpu(id).and_then(|gpu| gpu.numa).or_else(|| host.sole_numa_node());
-        cells.push(cpus(host, numa));
+        let numa = host.gpu(id).and_then(|gpu| gpu.numa);
+        // The only node has all CPUs, so they are known even where the GPU's node is not told.
+        cells.push(cpus(host, numa.or_else(|| host.sole_numa_node())));
         cells.push(numa.map_or_else(|| "N/A".to_owned(), |numa| numa.to_string()));
     }
     cells
@@ -123,7 +125,9 @@ fn legends(out: &mut String, host: &Host, plan: Option<&Plan>) -> std::fmt::Resu
         let pair = |name: &String| {
             let pair = gpu.nics.iter().find(|pair| pair.name == *name);
             let level = pair.and_then(|pair| pair.level).map_or_else(|| "?".to_owned(), |level| level.to_string());
-            let gbps = pair.and_then(|pair| pair.gbps).map_or_else(String::new, |gbps| format!(", {gbps} Gbit/s"));
+            let gbps = pair
+                .and_then(|pair| pair.gbps)
+                .map_or_else(String::new, |gbps| format!(", {} Gbit/s", words::gbps(gbps)));
             format!("{name} ({level}{gbps})")
         };
         let nics: Vec<String> = gpu.assigned.iter().map(pair).collect();

@@ -7,6 +7,7 @@ use crate::acs::Acs;
 use crate::bdf::{Bdf, RootBus};
 use crate::model::{Drive, Gpu, Hca, Host, NvLinkEnd, PciClass, PciFunction, PciRole, PortState, Upstream};
 use crate::plan::contract::Plan;
+use crate::words::counted;
 
 /// What a piece of the tree's text is, for who paints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +82,10 @@ impl<'a> Printer<'a> {
     }
 
     fn print(&self, out: &mut String) -> std::fmt::Result {
+        let host = self.host;
+        if self.shown.is_empty() && host.gpus.is_empty() && host.hcas.is_empty() && host.drives.is_empty() {
+            return writeln!(out, "no GPU, NIC or drive was found");
+        }
         let mut roots: BTreeMap<Option<RootBus>, Vec<Bdf>> = BTreeMap::new();
         for top in self.below.get(&None).into_iter().flatten() {
             roots.entry(self.host.root_bus(*top)).or_default().push(*top);
@@ -182,7 +187,7 @@ impl<'a> Printer<'a> {
                 NvLinkEnd::Cpu => "cpu",
                 NvLinkEnd::Gpu(peer) => name(peer),
             };
-            writeln!(out, "   {} - {end}: {} links", name(link.gpu), link.links)?;
+            writeln!(out, "   {} - {end}: {}", name(link.gpu), counted(link.links.into(), "link"))?;
         }
         Ok(())
     }

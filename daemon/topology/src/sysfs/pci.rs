@@ -17,6 +17,7 @@ use crate::sysfs::parallel;
 use crate::sysfs::place::{Step, last_step, steps};
 use crate::sysfs::tree::Tree;
 use crate::sysfs::vpd;
+use crate::words::counted;
 
 const DEVICES: &str = "sys/bus/pci/devices";
 /// Class folders whose links show PCI functions where bus/pci is hidden, as in sandboxes.
@@ -100,7 +101,7 @@ fn linked(tree: &Tree) -> Vec<Step> {
         }
     }
     if !found.is_empty() {
-        tree.warn(DEVICES, format_args!("is absent: {} functions taken from class links", found.len()));
+        tree.warn(DEVICES, format_args!("is absent: {} taken from class links", counted(found.len(), "function")));
     }
     found.into_values().collect()
 }

@@ -137,8 +137,9 @@ impl Tree {
     /// Records what could not be read.
     pub(super) fn warn(&self, path: &str, why: impl std::fmt::Display) {
         let mut warnings = self.warnings.borrow_mut();
-        if warnings.len() < MAX_WARNINGS {
-            warnings.push(format!("{path}: {why}"));
+        let warning = format!("{path}: {why}");
+        if warnings.len() < MAX_WARNINGS && !warnings.contains(&warning) {
+            warnings.push(warning);
         }
     }
 
@@ -180,10 +181,19 @@ impl Tree {
             Ok(parsed) => Some(parsed),
             Err(error) if is_missing(&error) => None,
             Err(error) => {
-                self.warn(&path.to_string(), error);
+                self.failed(path, &error);
                 Some(None)
             }
         }
+    }
+
+    /// Warns of what cannot be read. Where the way to its folder is what fails, that is said, and once.
+    fn failed(&self, path: At<'_>, error: &io::Error) {
+        let mut bad = path.to_string();
+        while let Some((folder, _)) = bad.rsplit_once('/').filter(|(folder, _)| !self.is_dir(folder)) {
+            bad.truncate(folder.len());
+        }
+        self.warn(&bad, error);
     }
 
     /// As [`Self::parse`]; a text of which `parse` makes nothing is a warning that says what it is not.
@@ -254,7 +264,7 @@ impl Tree {
                 return Err(TopologyError::TooLarge { path: self.full(path), limit: MAX_ENTRIES, unit: "entries" });
             }
             Ok(listed) => listed,
-            Err(error) if is_missing(&error) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
         if listed.iter().any(Option::is_none) {
@@ -269,7 +279,10 @@ impl Tree {
     pub(super) fn list_or_warn(&self, path: &str) -> Vec<String> {
         self.list(path)
             .unwrap_or_else(|error| {
-                self.warn(path, error);
+                match error {
+                    TopologyError::Read { source, .. } => self.failed(At::whole(path), &source),
+                    error => self.warn(path, error),
+                }
                 None
             })
             .unwrap_or_default()

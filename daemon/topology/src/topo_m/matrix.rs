@@ -59,6 +59,49 @@ impl RawRow {
     }
 }
 
+/// Whose lines count of a text in which those of several hosts are mixed: of the first that has a line of a matrix.
+#[derive(Default)]
+struct Speakers {
+    first: Option<String>,
+    others: BTreeSet<String>,
+}
+
+/// Most other hosts that a warning names.
+const MAX_SPEAKERS: usize = 4;
+
+impl Speakers {
+    fn listens_to(&mut self, speaker: Option<&str>, is_of_matrix: impl FnOnce() -> bool) -> bool {
+        let Some(speaker) = speaker else { return true };
+        match &self.first {
+            Some(first) if first == speaker => true,
+            Some(_) => {
+                if self.others.len() < MAX_SPEAKERS && is_of_matrix() {
+                    self.others.insert(speaker.to_owned());
+                }
+                false
+            }
+            None => {
+                if is_of_matrix() {
+                    self.first = Some(speaker.to_owned());
+                }
+                true
+            }
+        }
+    }
+
+    fn warning(&self) -> Option<String> {
+        let first = self.first.as_ref().filter(|_| !self.others.is_empty())?;
+        let name = |speaker: &String| speaker.trim_end_matches(':').to_owned();
+        let others: Vec<String> = self.others.iter().map(name).collect();
+        Some(format!("the text has lines of {} too: those of {} count", others.join(", "), name(first)))
+    }
+}
+
+/// Whether a line alone is of a matrix: a row with its X, or a header of several devices.
+fn is_of_matrix(line: &str) -> bool {
+    raw_row(line).is_some_and(|row| row.has_x()) || header(line, false).is_some_and(|columns| columns.len() > 1)
+}
+
 /// Whether rows are of a matrix for certain: one with its X has a level too.
 fn is_told(rows: &[RawRow]) -> bool {
     let has_level = |row: &RawRow| row.levels.iter().any(|word| level(word).is_some_and(|level| level != Level::Same));
@@ -140,9 +183,13 @@ impl Matrix {
         let mut rows: Vec<RawRow> = Vec::new();
         let mut bare: Option<(Vec<Column>, Vec<RawRow>)> = None;
         let mut header_is_open = false;
+        let mut speakers = Speakers::default();
         for line in text.lines() {
             let line = join_mig(pasted::clean(pasted::without_service(line, is_cell)));
-            let line = pasted::unprefixed(&line);
+            let (speaker, line) = pasted::split_prefix(&line);
+            if !speakers.listens_to(speaker, || is_of_matrix(line)) {
+                continue;
+            }
             if matrix.legend_line(line) {
                 continue;
             }
@@ -179,6 +226,7 @@ impl Matrix {
                 return Err(BadTopoM(format!("has more than {MAX_TOPO_M_COLUMNS} columns or rows")));
             }
         }
+        matrix.warnings.extend(speakers.warning());
         if let Some((columns, first)) = bare.filter(|_| !rows.iter().any(RawRow::has_x)) {
             matrix.columns = columns;
             rows = first;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{CELL_WIDTH, CHARACTER, GAP};
 use crate::bdf::{Bdf, INVENTED_DOMAINS, RootBus};
 use crate::model::{Drive, Gpu, Hca, Host, NumaId, PciFunction, PciRole, PortState};
+use crate::words;
 
 /// Which row a device is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +138,7 @@ pub(super) fn frames(host: &Host) -> Vec<Frame> {
         let function = bdf.and_then(|bdf| host.function(bdf));
         let root = function.and_then(|function| host.root_bus(function.bdf));
         let numa = match function {
-            Some(function) => host.numa_of(function.bdf),
+            Some(function) => function.numa_id(),
             None => numa_without_tree(host, &cell),
         };
         let branch = roots.entry((numa, root)).or_default();
@@ -205,7 +206,7 @@ impl Branch {
         frame.cells = self.cells;
         for (bdf, mut branch) in self.switches {
             let gbps = host.function(bdf).and_then(|function| function.link.gbps());
-            let mut note = gbps.map_or_else(String::new, |gbps| format!("{gbps:.0} Gbit/s up"));
+            let mut note = gbps.map_or_else(String::new, |rate| format!("{} Gbit/s up", words::gbps(rate)));
             while branch.cells.is_empty() && branch.switches.len() == 1 {
                 let Some((inner, below)) = branch.switches.pop_first() else { break };
                 note = format!("› {} {note}", short(inner)).trim_end().to_owned();
@@ -248,7 +249,7 @@ fn cell(host: &Host, kind: CellKind, place: usize, name: &str, bdf: Option<Bdf>)
 fn link(host: &Host, bdf: Option<Bdf>) -> Option<String> {
     let link = host.function(bdf?)?.link;
     let rate = link.current.or(link.max)?;
-    Some(format!("{rate} · {:.0} Gbit/s", rate.gbps()))
+    Some(format!("{rate} · {} Gbit/s", words::gbps(rate.gbps())))
 }
 
 fn gpu_cell(host: &Host, place: usize, gpu: &Gpu) -> Cell {

@@ -7,6 +7,7 @@ use super::{CELL_HEIGHT, CELL_WIDTH, CellKind, GAP, PAIR_COLOURS, PAIR_SPACE, Pi
 use crate::level::Level;
 use crate::model::{GpuId, NvLink, NvLinkEnd};
 use crate::plan::contract::GpuPlan;
+use crate::words::{self, counted};
 
 const NVLINK: &str = "#76a52b";
 /// Height of the bar that stands for NVSwitches, with what leads to it.
@@ -107,7 +108,7 @@ impl Picture<'_> {
                 out,
                 "<path d=\"M{from:.1} {gpu:.1} V{bottom:.1} C{from:.1} {y:.1} {to:.1} {y:.1} {to:.1} {bottom:.1} V{gpu:.1}\" \
                  fill=\"none\" stroke=\"{NVLINK}\" stroke-width=\"2\"><title>{}</title></path>",
-                escaped(&format!("GPU{} - GPU{}: {} links", a.0, b.0, link.links)),
+                escaped(&format!("GPU{} - GPU{}: {}", a.0, b.0, counted(link.links.into(), "link"))),
                 y = bottom + depth,
             )?;
             if direct.len() <= MAX_LABELS {
@@ -142,7 +143,7 @@ impl Picture<'_> {
     fn nvswitch(&self, out: &mut String) -> fmt::Result {
         let links = self.switched();
         let gbps = links.first().and_then(|link| link.link_gbps.map(|gbps| gbps * f64::from(link.links)));
-        let gbps = gbps.map_or_else(String::new, |gbps| format!(", {gbps:.0} Gbit/s each way a GPU"));
+        let gbps = gbps.map_or_else(String::new, |rate| format!(", {} Gbit/s each way a GPU", words::gbps(rate)));
         let ends: Vec<(&Cell, u8)> =
             links.iter().filter_map(|link| Some((self.gpu_cell(link.gpu)?, link.links))).collect();
         let mut bands: Vec<f64> = ends.iter().map(|(cell, _)| cell.below).collect();

@@ -11,6 +11,7 @@ use std::fmt::{self, Write};
 
 use crate::model::{GpuId, HcaId, Host, Snapshot};
 use crate::plan::contract::Plan;
+use crate::words::counted;
 use frame::{Cell, CellKind, Frame};
 
 /// Colours of pairs, told apart by eyes of all kinds (after Okabe and Ito).
@@ -141,7 +142,10 @@ impl<'a> Picture<'a> {
             .map_or_else(String::new, |kind| format!(" · {}: {kind}", self.link_word()));
         text(out, MARGIN, 28.0, 18.0, "#1a1a1a", "start", true, name)?;
         let line = format!(
-            "{gpus} GPUs · {nics} NICs · {drives} drives{nvlink} · read from {kind}, generation {}",
+            "{} · {} · {}{nvlink} · read from {kind}, generation {}",
+            counted(gpus, "GPU"),
+            counted(nics, "NIC"),
+            counted(drives, "drive"),
             self.snapshot.generation
         );
         text(out, MARGIN, 47.0, 12.0, "#555555", "start", false, &line)
