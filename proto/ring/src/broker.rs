@@ -41,6 +41,7 @@ pub enum Submitted {
 impl Submitted {
     /// The queue that it is counted in.
     #[must_use]
+    #[inline]
     pub fn queue(&self) -> Queue {
         match self {
             Submitted::Request(submission) => submission.operation.queue(),
@@ -48,6 +49,7 @@ impl Submitted {
         }
     }
 
+    #[inline]
     fn decode(words: [u64; SUBMISSION_WORDS]) -> Self {
         Submission::decode(words).map_or_else(
             |reason| {
@@ -153,32 +155,45 @@ impl BrokerRing {
     ///
     /// # Errors
     /// [`Corrupt`] when the client's indices are impossible; sticky. End this queue pair.
+    #[inline]
     pub fn take(&mut self) -> Result<Option<Submitted>, Corrupt> {
         if let Some(corrupt) = self.corrupt {
             return Err(corrupt);
         }
-        match self.try_take() {
-            Err(corrupt) => {
-                self.corrupt = Some(corrupt);
-                Err(corrupt)
-            }
-            taken => taken,
+        if self.held_back.is_some() {
+            return self.take_held_back();
+        }
+        // The single copy out of shared memory.
+        match self.submissions.take() {
+            Ok(None) => Ok(None),
+            Ok(Some(words)) => self.admit(Submitted::decode(words)),
+            Err(corrupt) => self.end_as(corrupt),
         }
     }
 
-    fn try_take(&mut self) -> Result<Option<Submitted>, Corrupt> {
-        if self.held_back.is_none() {
-            // The single copy out of shared memory.
-            self.held_back = self.submissions.take()?.map(Submitted::decode);
-        }
-        let Some(submitted) = self.held_back else {
-            return Ok(None);
-        };
+    #[cold]
+    fn take_held_back(&mut self) -> Result<Option<Submitted>, Corrupt> {
+        self.held_back.take().map_or(Ok(None), |submitted| self.admit(submitted))
+    }
+
+    #[cold]
+    fn end_as(&mut self, corrupt: Corrupt) -> Result<Option<Submitted>, Corrupt> {
+        self.corrupt = Some(corrupt);
+        Err(corrupt)
+    }
+
+    /// Counts a request in, or holds it back for want of room.
+    #[inline]
+    fn admit(&mut self, submitted: Submitted) -> Result<Option<Submitted>, Corrupt> {
         let queue = submitted.queue();
-        if !self.can_admit(queue)? {
-            return Ok(None);
+        match self.can_admit(queue) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.held_back = Some(submitted);
+                return Ok(None);
+            }
+            Err(corrupt) => return self.end_as(corrupt),
         }
-        self.held_back = None;
         match queue {
             Queue::Send => self.sq_outstanding += 1,
             Queue::Receive => self.rq_outstanding += 1,
@@ -191,6 +206,7 @@ impl BrokerRing {
     ///
     /// # Errors
     /// [`Corrupt`] when the client's completion head is impossible.
+    #[inline]
     pub fn can_admit(&mut self, queue: Queue) -> Result<bool, Corrupt> {
         let below_depth = match queue {
             Queue::Send => self.sq_outstanding < self.geometry.sq_depth(),
@@ -208,6 +224,7 @@ impl BrokerRing {
     ///
     /// # Errors
     /// [`NotOutstanding`] when none of that queue is outstanding: a bug of the caller.
+    #[inline]
     pub fn complete(&mut self, completion: &Completion) -> Result<(), NotOutstanding> {
         self.end_one(completion.opcode.queue())?;
         self.completions.stage(&completion.encode(self.sq_retired));
@@ -219,10 +236,12 @@ impl BrokerRing {
     ///
     /// # Errors
     /// As [`BrokerRing::complete`].
+    #[inline]
     pub fn retire(&mut self, queue: Queue) -> Result<(), NotOutstanding> {
         self.end_one(queue)
     }
 
+    #[inline]
     fn end_one(&mut self, queue: Queue) -> Result<(), NotOutstanding> {
         let outstanding = match queue {
             Queue::Send => &mut self.sq_outstanding,

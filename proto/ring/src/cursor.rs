@@ -31,10 +31,12 @@ pub(crate) trait Word {
 }
 
 impl Word for SharedU32 {
+    #[inline]
     fn load(&self, order: Ordering) -> u32 {
         AtomicU32::load(self, order)
     }
 
+    #[inline]
     fn store(&self, value: u32, order: Ordering) {
         AtomicU32::store(self, value, order);
     }
@@ -62,10 +64,12 @@ pub(crate) trait Slots {
 impl<const WORDS: usize> Slots for SharedSlots<WORDS> {
     type Value = [u64; WORDS];
 
+    #[inline]
     fn read(&self, index: u32) -> Self::Value {
         SharedSlots::read(self, index)
     }
 
+    #[inline]
     fn write(&self, index: u32, value: &Self::Value) {
         SharedSlots::write(self, index, value);
     }
@@ -101,12 +105,14 @@ impl<W: Word, S: Slots> Producer<W, S> {
     }
 
     /// Slots written and not yet given back, as far as this side has looked.
+    #[inline]
     pub(crate) fn occupied(&self) -> u32 {
         self.tail.wrapping_sub(self.head)
     }
 
     /// Whether at least `wanted` slots are free; looks at the peer's head only if the last view of
     /// it says no.
+    #[inline]
     pub(crate) fn has_room(&mut self, wanted: u32) -> Result<bool, Corrupt> {
         if self.fits(wanted) {
             return Ok(true);
@@ -122,12 +128,14 @@ impl<W: Word, S: Slots> Producer<W, S> {
         Ok(self.fits(wanted))
     }
 
+    #[inline]
     fn fits(&self, wanted: u32) -> bool {
         u64::from(self.occupied()) + u64::from(wanted) <= u64::from(self.capacity)
     }
 
     /// Writes the next slot, invisible until [`Producer::publish`]. The caller has made sure of
     /// room.
+    #[inline]
     pub(crate) fn stage(&mut self, value: &S::Value) {
         debug_assert!(self.occupied() < self.capacity, "room was asked for");
         self.slots.write(self.tail, value);
@@ -169,6 +177,7 @@ impl<W: Word, S: Slots> Consumer<W, S> {
 
     /// Whether there is a slot to read; looks at the peer's tail only if the last view of it is
     /// used up.
+    #[inline]
     pub(crate) fn has_next(&mut self) -> Result<bool, Corrupt> {
         if self.head != self.tail {
             return Ok(true);
@@ -189,6 +198,7 @@ impl<W: Word, S: Slots> Consumer<W, S> {
     }
 
     /// Copies the next slot out, once, and gives it back.
+    #[inline]
     pub(crate) fn take(&mut self) -> Result<Option<S::Value>, Corrupt> {
         if !self.has_next()? {
             return Ok(None);

@@ -162,6 +162,7 @@ pub enum Operation {
 impl Operation {
     /// The queue that it is counted in.
     #[must_use]
+    #[inline]
     pub fn queue(&self) -> Queue {
         match self {
             Operation::Recv { .. } => Queue::Receive,
@@ -225,6 +226,7 @@ impl Submission {
     ///
     /// # Errors
     /// [`Refusal`].
+    #[inline]
     pub fn decode(words: [u64; SUBMISSION_WORDS]) -> Result<Self, Refusal> {
         let entry: SubmissionEntry = transmute!(words);
         if entry.reserved0 != 0 || entry.reserved1 != 0 {
@@ -325,6 +327,7 @@ impl SubmissionEntry {
         }
     }
 
+    #[inline]
     fn local(&self) -> LocalSpan {
         LocalSpan {
             slot: self.local_slot,
@@ -334,10 +337,12 @@ impl SubmissionEntry {
         }
     }
 
+    #[inline]
     fn remote(&self) -> RemoteSpan {
         RemoteSpan { rkey: self.remote_rkey, iova: self.remote_iova }
     }
 
+    #[inline]
     fn source(&self) -> Result<Source, Refusal> {
         if self.flags & abi::FLAG_INLINE == 0 {
             return Ok(Source::Local(self.local()));
@@ -350,6 +355,7 @@ impl SubmissionEntry {
     }
 }
 
+#[inline]
 fn operation_of(entry: &SubmissionEntry) -> Result<Operation, Refusal> {
     let remote = entry.remote();
     Ok(match entry.opcode {
@@ -372,6 +378,7 @@ fn operation_of(entry: &SubmissionEntry) -> Result<Operation, Refusal> {
     })
 }
 
+#[inline]
 fn check_flags(entry: &SubmissionEntry) -> Result<(), Refusal> {
     use abi::{FLAG_FENCE, FLAG_INLINE, FLAG_SIGNALED, FLAG_SOLICITED};
     let allowed = match entry.opcode {
@@ -389,6 +396,7 @@ fn check_flags(entry: &SubmissionEntry) -> Result<(), Refusal> {
     }
 }
 
+#[inline]
 fn check_atomic(entry: &SubmissionEntry) -> Result<(), Refusal> {
     match entry.opcode {
         abi::OP_FETCH_ADD | abi::OP_COMPARE_SWAP if entry.len_bytes != ATOMIC_BYTES => {

@@ -20,7 +20,7 @@ use super::landing::FlushLanding;
 use super::ledger::{Ledger, NO_SLOT, Outcome, Record};
 use super::refusal::Refused;
 use super::registry::Registry;
-use super::request::{Checker, Prepared, QueuePairLimits};
+use super::request::{BLANK, Checker, QueuePairLimits};
 use super::schedule::{Allowance, BATCH, Spent};
 use super::share::Share;
 use super::slots::SlotTable;
@@ -185,25 +185,44 @@ impl QueuePair {
                     limits: &self.limits,
                     landing: self.landing.as_deref(),
                 };
-                match checker.prepare(submission) {
-                    Err(refused) => {
-                        let opcode = CompletionOpcode::of(&submission.operation);
-                        self.refuse(submission.wr_id, opcode, refused);
-                    }
-                    Ok(Prepared::Send(request, slot)) => {
-                        if let Some(position) = self.push(record_of(submission, slot, None)) {
-                            let wr_id = self.tag.wr_id(Queue::Send, position);
-                            scratch.sends.push(WorkRequest { wr_id, ..request });
+                let refused = match &submission.operation {
+                    Operation::Recv { local } => match checker.receive(local) {
+                        Ok((request, slot)) => return self.enter_receive(submission, request, slot, scratch),
+                        Err(refused) => refused,
+                    },
+                    _ => {
+                        let at = scratch.sends.len();
+                        scratch.sends.push(BLANK);
+                        let Some(request) = scratch.sends.last_mut() else { return };
+                        match checker.send(submission, request) {
+                            Ok(slot) => return self.enter_send(submission, slot, at, scratch),
+                            Err(refused) => {
+                                scratch.sends.truncate(at);
+                                refused
+                            }
                         }
                     }
-                    Ok(Prepared::Receive(request, slot)) => {
-                        if let Some(position) = self.push(record_of(submission, slot, None)) {
-                            let wr_id = self.tag.wr_id(Queue::Receive, position);
-                            scratch.receives.push(ReceiveRequest { wr_id, ..request });
-                        }
-                    }
-                }
+                };
+                self.refuse(submission.wr_id, CompletionOpcode::of(&submission.operation), refused);
             }
+        }
+    }
+
+    /// Enters the send at a place of the batch in the books.
+    fn enter_send(&mut self, submission: &Submission, slot: u32, at: usize, scratch: &mut Scratch) {
+        match self.push(record_of(submission, slot, None)) {
+            Some(position) => {
+                let wr_id = self.tag.wr_id(Queue::Send, position);
+                scratch.sends.iter_mut().skip(at).for_each(|request| request.wr_id = wr_id);
+            }
+            None => scratch.sends.truncate(at),
+        }
+    }
+
+    fn enter_receive(&mut self, submission: &Submission, request: ReceiveRequest, slot: u32, scratch: &mut Scratch) {
+        if let Some(position) = self.push(record_of(submission, slot, None)) {
+            let wr_id = self.tag.wr_id(Queue::Receive, position);
+            scratch.receives.push(ReceiveRequest { wr_id, ..request });
         }
     }
 

@@ -49,75 +49,71 @@ pub(crate) struct Checker<'a> {
     pub(crate) landing: Option<&'a FlushLanding>,
 }
 
-/// A request that passed, with the slot that it was counted in on.
-#[derive(Debug)]
-pub(crate) enum Prepared {
-    Send(WorkRequest, u32),
-    Receive(ReceiveRequest, u32),
-}
-
-/// A send without operands, its `wr_id` still to be set.
-fn blank(opcode: Opcode) -> WorkRequest {
-    WorkRequest {
-        wr_id: 0,
-        opcode,
-        // Every request is signalled to the HCA, whatever the client asked for: so a lease's last
-        // silent write is known to have ended without waiting for a request after it.
-        signaled: true,
-        fence: false,
-        local: LocalSpan::default(),
-        remote: RemoteSpan::default(),
-        imm: 0,
-        operand: 0,
-        compare: 0,
-        inline_len: 0,
-        inline: [0; MAX_INLINE_BYTES],
-    }
-}
+/// A send without operands.
+///
+/// Every request is signalled to the HCA, whatever the client asked for: so a lease's last silent write is known to have
+/// ended without waiting for a request after it.
+pub(crate) const BLANK: WorkRequest = WorkRequest {
+    wr_id: 0,
+    opcode: Opcode::Send,
+    signaled: true,
+    fence: false,
+    local: LocalSpan { addr: 0, len_bytes: 0, lkey: 0 },
+    remote: RemoteSpan { addr: 0, rkey: 0 },
+    imm: 0,
+    operand: 0,
+    compare: 0,
+    inline_len: 0,
+    inline: [0; MAX_INLINE_BYTES],
+};
 
 impl Checker<'_> {
-    /// Checks `submission` and counts it in on its slot. After `Ok` with a slot other than [`NO_SLOT`],
-    /// [`SlotTable::leave`] must follow once.
-    pub(crate) fn prepare(&self, submission: &Submission) -> Result<Prepared, Refused> {
-        if let Operation::Recv { local } = &submission.operation {
-            let (local, slot) = self.local(local, true, true)?;
-            return Ok(Prepared::Receive(ReceiveRequest { wr_id: 0, local }, slot));
-        }
-        let (mut request, slot) = self.send(&submission.operation)?;
-        request.fence = submission.flags.contains(SubmissionFlags::FENCE);
-        Ok(Prepared::Send(request, slot))
+    /// Checks a receive and counts it in on its slot. After `Ok` with a slot other than [`NO_SLOT`], [`SlotTable::leave`]
+    /// must follow once.
+    pub(crate) fn receive(&self, local: &ring::LocalSpan) -> Result<(ReceiveRequest, u32), Refused> {
+        let (local, slot) = self.local(local, true, true)?;
+        Ok((ReceiveRequest { wr_id: 0, local }, slot))
     }
 
-    fn send(&self, operation: &Operation) -> Result<(WorkRequest, u32), Refused> {
+    /// The same of anything else, written into a blank request: it is long, and so made where it is posted from.
+    pub(crate) fn send(&self, submission: &Submission, into: &mut WorkRequest) -> Result<u32, Refused> {
+        let operation = &submission.operation;
         self.check_type(operation)?;
-        match *operation {
-            Operation::Write { ref source, remote, imm } => {
-                let opcode = if imm.is_some() { Opcode::WriteImm } else { Opcode::Write };
-                let request = WorkRequest { imm: imm.unwrap_or(0), ..blank(opcode) };
-                self.outgoing(WorkRequest { remote: span(remote), ..request }, source)
+        into.fence = submission.flags.contains(SubmissionFlags::FENCE);
+        match operation {
+            Operation::Write { source, remote, imm } => {
+                into.opcode = if imm.is_some() { Opcode::WriteImm } else { Opcode::Write };
+                into.imm = imm.unwrap_or(0);
+                into.remote = span(*remote);
+                self.outgoing(source, into)
             }
-            Operation::Send { ref source, imm } => {
-                let opcode = if imm.is_some() { Opcode::SendImm } else { Opcode::Send };
-                self.outgoing(WorkRequest { imm: imm.unwrap_or(0), ..blank(opcode) }, source)
+            Operation::Send { source, imm } => {
+                into.opcode = if imm.is_some() { Opcode::SendImm } else { Opcode::Send };
+                into.imm = imm.unwrap_or(0);
+                self.outgoing(source, into)
             }
-            Operation::Read { ref local, remote } => {
+            Operation::Read { local, remote } => {
                 check_remote(remote.iova, local.len_bytes)?;
-                let (local, slot) = self.local(local, true, false)?;
-                Ok((WorkRequest { local, remote: span(remote), ..blank(Opcode::Read) }, slot))
+                into.opcode = Opcode::Read;
+                into.remote = span(*remote);
+                self.place(local, true, into)
             }
-            Operation::FetchAdd { ref local, remote, add } => {
-                let request = WorkRequest { operand: add, ..blank(Opcode::FetchAdd) };
-                self.atomic(request, local, remote)
+            Operation::FetchAdd { local, remote, add } => {
+                into.opcode = Opcode::FetchAdd;
+                into.operand = *add;
+                self.atomic(local, *remote, into)
             }
-            Operation::CompareSwap { ref local, remote, compare, swap } => {
-                let request = WorkRequest { operand: swap, compare, ..blank(Opcode::CompareSwap) };
-                self.atomic(request, local, remote)
+            Operation::CompareSwap { local, remote, compare, swap } => {
+                into.opcode = Opcode::CompareSwap;
+                (into.operand, into.compare) = (*swap, *compare);
+                self.atomic(local, *remote, into)
             }
             Operation::Flush { remote, len_bytes } => {
-                check_remote(remote.iova, len_bytes)?;
+                check_remote(remote.iova, *len_bytes)?;
                 let landing = self.landing.ok_or(RefusalReason::Unsupported)?;
-                let local = landing.span();
-                Ok((WorkRequest { local, remote: span(remote), ..blank(Opcode::Flush) }, NO_SLOT))
+                into.opcode = Opcode::Flush;
+                (into.local, into.remote) = (landing.span(), span(*remote));
+                Ok(NO_SLOT)
             }
             Operation::Recv { .. } => Err(RefusalReason::Malformed.into()),
         }
@@ -131,12 +127,11 @@ impl Checker<'_> {
         }
     }
 
-    fn outgoing(&self, mut request: WorkRequest, source: &Source) -> Result<(WorkRequest, u32), Refused> {
+    fn outgoing(&self, source: &Source, into: &mut WorkRequest) -> Result<u32, Refused> {
         match source {
             Source::Local(local) => {
-                check_remote(request.remote.addr, local.len_bytes)?;
-                let (local, slot) = self.local(local, false, false)?;
-                Ok((WorkRequest { local, ..request }, slot))
+                check_remote(into.remote.addr, local.len_bytes)?;
+                self.place(local, false, into)
             }
             Source::Inline(data) => {
                 let payload = data.as_slice();
@@ -145,20 +140,20 @@ impl Checker<'_> {
                 if u32::from(len) > self.limits.max_inline_bytes {
                     return Err(too_long.into());
                 }
-                check_remote(request.remote.addr, u32::from(len))?;
-                request.inline.get_mut(..payload.len()).ok_or(too_long)?.copy_from_slice(payload);
-                request.inline_len = len;
-                Ok((request, NO_SLOT))
+                check_remote(into.remote.addr, u32::from(len))?;
+                into.inline.get_mut(..payload.len()).ok_or(too_long)?.copy_from_slice(payload);
+                into.inline_len = len;
+                Ok(NO_SLOT)
             }
         }
     }
 
     fn atomic(
         &self,
-        request: WorkRequest,
         local: &ring::LocalSpan,
         remote: ring::RemoteSpan,
-    ) -> Result<(WorkRequest, u32), Refused> {
+        into: &mut WorkRequest,
+    ) -> Result<u32, Refused> {
         if !self.limits.atomics {
             return Err(RefusalReason::Unsupported.into());
         }
@@ -166,8 +161,14 @@ impl Checker<'_> {
             return Err(RefusalReason::Misaligned.into());
         }
         check_remote(remote.iova, local.len_bytes)?;
-        let (local, slot) = self.local(local, true, false)?;
-        Ok((WorkRequest { local, remote: span(remote), ..request }, slot))
+        into.remote = span(remote);
+        self.place(local, true, into)
+    }
+
+    fn place(&self, local: &ring::LocalSpan, local_write: bool, into: &mut WorkRequest) -> Result<u32, Refused> {
+        let (local, slot) = self.local(local, local_write, false)?;
+        into.local = local;
+        Ok(slot)
     }
 
     /// The last check of each request, since it counts it in.
