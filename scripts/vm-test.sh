@@ -11,7 +11,7 @@ VM_DIR=$(realpath -m "$target")/vm
 export VM_DIR
 started=$SECONDS
 # Each has a program of tests of its own, in tests/vm/tests.
-runs=(conformance one_host isolation two_hosts systemd topology removal bad_wire)
+runs=(conformance one_host isolation dma_buf siw two_hosts systemd topology removal bad_wire)
 
 # One fetched tree serves all later runs of the same checkout.
 status=0
@@ -36,7 +36,9 @@ cp "$target"/debug/{gdrd,gdrctl,gdrd-puppet} "$programs/"
 
 image=$VM_DIR/image.cpio
 system_image=$VM_DIR/system-image.cpio
-tests/vm/image.sh "$image" "$programs"/{gdrd,gdrctl,gdrd-puppet,conformance,one_host,isolation,two_hosts,bad_wire,topology}
+extra=$VM_DIR/extra
+tests/vm/dma-buf/build.sh "$extra"
+VM_EXTRA=$extra tests/vm/image.sh "$image" "$programs"/{gdrd,gdrctl,gdrd-puppet,conformance,one_host,isolation,dma_buf,siw,two_hosts,bad_wire,topology}
 # In 6.12 a device that a process has open cannot be removed.
 next_image=$VM_DIR/next-image.cpio
 VM_KERNEL=kernel-next tests/vm/image.sh "$next_image" "$programs"/{gdrd,gdrctl,gdrd-puppet,removal}
@@ -53,7 +55,7 @@ guest_run() {
   echo "== $name: $((SECONDS - at)) s"
 }
 wanted=$*
-guest_run one-host tests/vm/run.sh "$image" 1 conformance,one_host,isolation
+guest_run one-host tests/vm/run.sh "$image" 1 conformance,one_host,isolation,dma_buf,siw
 guest_run two-hosts tests/vm/run.sh "$image" 2 two_hosts
 VM_QUITS=2 guest_run bad-wire tests/vm/run.sh "$image" 2 bad_wire
 # shellcheck disable=SC2046  # words without blanks

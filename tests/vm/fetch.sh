@@ -2,7 +2,7 @@
 # Downloads what the virtual machines are made of, as packages of this host's Debian suite, and unpacks it below a
 # folder; installs nothing. What is there already is not fetched again.
 # usage: fetch.sh DIR   leaves in DIR: emulator, tools (guest userland), system (a guest's root with systemd), kernel and
-# kernel-next, each with its version in the file abi
+# kernel-next, each with its version in the file abi; kernel with build, what modules are built with
 set -euo pipefail
 
 dir=$1
@@ -91,9 +91,9 @@ unpack_closure() {
   rm -f "$apt_dir"/cache/archives/*.deb
 }
 
-# unpack_kernel PLACE SUITE: leaves vmlinuz, modules and abi in PLACE. From 7.x on the image is several packages.
+# unpack_kernel PLACE SUITE [build]: leaves vmlinuz, modules and abi in PLACE. From 7.x on the image is several packages.
 unpack_kernel() {
-  local place=$1 suite=$2 version image abi packages
+  local place=$1 suite=$2 build=${3:-} version image abi packages
   private_apt "$suite"
   # Whoever reads from apt-cache reads to its end: `pipefail` would take its SIGPIPE for a failure.
   version=$(apt-cache madison linux-image-amd64 | awk -F'|' 'NR == 1 { gsub(/ /, "", $2); print $2 }')
@@ -113,6 +113,43 @@ unpack_kernel() {
   ln -s "$(cd "$place" && find root -name 'vmlinuz*')" "$place/vmlinuz"
   ln -s "$(cd "$place" && find root -path "*/lib/modules/$abi" -prune)" "$place/modules"
   echo "$abi" >"$place/abi"
+  # Now, since the suite has no other version of it later.
+  [[ -z $build ]] || unpack_build "$(realpath "$place")/build" "$abi" "$version"
+}
+
+# unxz_stream: by the host's own program where it has one, which is several times as fast as busybox.
+unxz_stream() {
+  if command -v xz >/dev/null; then xz -dc; else "$dir/tools/usr/bin/busybox" unxz -c; fi
+}
+
+# unpack_build PLACE ABI VERSION: leaves in PLACE what modules of this kernel are built with, reached by the link headers,
+# and the kernel's sources of its RDMA drivers in software, in sw.
+unpack_build() {
+  local place=$1 abi=$2 version=$3 needs package source common file
+  # The headers common to all flavours, and the programs.
+  needs=$(apt-cache show "linux-headers-$abi=$version" | sed -n 's/^Depends: //p' | head -n 1 |
+    grep -oE 'linux-(headers|kbuild)-[^ ,]+' | sort -u)
+  common=$(grep -- -common <<<"$needs")
+  source=linux-source-$(cut -d. -f1,2 <<<"$abi")
+  mkdir -p "$place"
+  for package in "linux-headers-$abi" $needs "$source"; do
+    (cd "$apt_dir/cache" && apt-get -qq download "$package=$version")
+  done
+  for package in "$apt_dir"/cache/linux-{headers,kbuild}*.deb; do
+    dpkg -x "$package" "$place"
+  done
+  # The packages name each other by absolute paths.
+  for file in "$place/usr/src/linux-headers-$abi" "$place/usr/src/$common"; do
+    sed -i -E "s#(^|[ =])/usr/(src|lib)/linux-#\\1$place/usr/\\2/linux-#g" "$file/Makefile"
+    find "$file" -type l -lname '/usr/*' -printf '%p %l\n' | while read -r link target; do
+      ln -sfn "$place$target" "$link"
+    done
+  done
+  ln -sfn "usr/src/linux-headers-$abi" "$place/headers"
+  mkdir -p "$place/sw"
+  dpkg-deb --fsys-tarfile "$apt_dir"/cache/linux-source*.deb | tar -xO --wildcards '*/linux-source-*.tar.xz' |
+    unxz_stream | tar -x -C "$place/sw" --strip-components=4 --wildcards 'linux-source-*/drivers/infiniband/sw/*'
+  rm -f "$apt_dir"/cache/linux-*.deb
 }
 
 # once NAME COMMAND ARGUMENT...: runs it with the place of NAME before the arguments, unless an earlier run finished just
@@ -131,6 +168,6 @@ mkdir -p "$dir"
 once emulator unpack_closure "$kernel_suite" qemu-system-x86
 once tools unpack_closure "$VERSION_CODENAME" "${tools[@]}"
 once system unpack_closure "$VERSION_CODENAME" "${system[@]}"
-once kernel unpack_kernel "$kernel_suite"
+once kernel unpack_kernel "$kernel_suite" build
 once kernel-next unpack_kernel "$next_suite"
 rm -rf "$dir/apt"

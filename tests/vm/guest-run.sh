@@ -16,7 +16,7 @@ option() {
 GDRD_VM_NODE=$(option gdrd.node)
 export GDRD_VM_NODE
 status=0
-for program in $(option gdrd.run | { IFS=, read -r a b c d; echo "$a $b $c $d"; }); do
+for program in $(option gdrd.run | { IFS=, read -r a b c d e; echo "$a $b $c $d $e"; }); do
   echo "== guest $GDRD_VM_NODE: $program"
   # A case at a time: they share one device and one small CPU.
   # shellcheck disable=SC2046  # one word or none

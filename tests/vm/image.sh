@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the first file system of most guests: busybox, RDMA userland, kernel modules, the test programs.
-# usage: image.sh OUT.cpio PROGRAM...   with VM_DIR set; PROGRAMs land in /gdrd under their own names
+# usage: image.sh OUT.cpio PROGRAM...   with VM_DIR set; PROGRAMs land in /gdrd under their own names. VM_EXTRA: a folder
+# that dma-buf/build.sh filled, for the kernel of VM_KERNEL
 set -euo pipefail
 here=$(dirname "$0")
 # shellcheck source=tests/vm/lib.sh
@@ -37,15 +38,17 @@ for library in libibverbs.so.1 libgcc_s.so.1; do
   cp -L "$libraries/$library" "$tree/usr/lib/x86_64-linux-gnu/"
   copy_libraries "$tree" "$libraries/$library"
 done
-cp "$tools/etc/libibverbs.d/rxe.driver" "$tree/etc/libibverbs.d/"
-cp -L "$libraries/libibverbs/"librxe-rdmav*.so "$tree/usr/lib/x86_64-linux-gnu/libibverbs/"
+for provider in rxe siw; do
+  cp "$tools/etc/libibverbs.d/$provider.driver" "$tree/etc/libibverbs.d/"
+  cp -L "$libraries/libibverbs/lib$provider-rdmav"*.so "$tree/usr/lib/x86_64-linux-gnu/libibverbs/"
+done
 add_programs "$tree" "$here/guest-run.sh" "$@"
 for program in "$tree"/bin/{sh,kmod,ip,rdma,tc,ib_write_bw,ib_write_lat} "$@"; do
   copy_libraries "$tree" "$program"
 done
 
 # rxe asks for crc32 through the crypto core, which no dependency names.
-add_modules "$tree" virtio_pci virtio_net e1000e igb igbvf nvme ib_uverbs rdma_rxe crc32_generic sch_netem
+add_modules "$tree" virtio_pci virtio_net e1000e igb igbvf nvme ib_uverbs rdma_rxe crc32_generic sch_netem ${VM_EXTRA:+iw_cm crc32c_generic libcrc32c}
 
 cp "$here/guest-init.sh" "$tree/init"
 chmod +x "$tree/init"

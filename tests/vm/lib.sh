@@ -37,7 +37,7 @@ add_programs() {
   done
 }
 
-# add_modules TREE MODULE...: with what they need, unpacked.
+# add_modules TREE MODULE...: with what they need, unpacked, and what is in VM_EXTRA.
 add_modules() {
   local tree=$1 kernel=$VM_DIR/${VM_KERNEL:-kernel} abi module line file target
   shift
@@ -59,6 +59,11 @@ add_modules() {
       fi
     done
   done
+  if [[ -n ${VM_EXTRA:-} ]]; then
+    mkdir -p "$tree/usr/lib/modules/$abi/extra" "$tree/gdrd/dma-buf"
+    cp "$VM_EXTRA"/*.ko "$tree/usr/lib/modules/$abi/extra/"
+    cp "$VM_EXTRA"/{dmabuf-exec,libibverbs.so.1} "$tree/gdrd/dma-buf/"
+  fi
   cp "$kernel"/modules/modules.{builtin,builtin.modinfo,order} "$tree/usr/lib/modules/$abi/"
   unpacked_run depmod bin/kmod -b "$tree" "$abi"
 }

@@ -24,11 +24,12 @@ pub struct DaemonOptions {
     config: Option<String>,
     kept: bool,
     fault_script: Option<String>,
+    library_path: Option<PathBuf>,
 }
 
 impl Default for DaemonOptions {
     fn default() -> Self {
-        Self { profile: Some("dgx-a100".into()), config: None, fault_script: None, kept: false }
+        Self { profile: Some("dgx-a100".into()), config: None, fault_script: None, library_path: None, kept: false }
     }
 }
 
@@ -51,6 +52,13 @@ impl DaemonOptions {
     #[must_use]
     pub fn config(mut self, text: &str) -> Self {
         self.config = Some(text.into());
+        self
+    }
+
+    /// Finds libraries in this folder first (ld.so(8), LD_LIBRARY_PATH).
+    #[must_use]
+    pub fn library_path(mut self, folder: &Path) -> Self {
+        self.library_path = Some(folder.into());
         self
     }
 
@@ -105,6 +113,9 @@ impl DaemonOptions {
             let path = folder.join("faults");
             std::fs::write(&path, text).expect("write the fault script");
             command.arg("--fault-script").arg(path);
+        }
+        if let Some(folder) = &self.library_path {
+            command.env("LD_LIBRARY_PATH", folder);
         }
         command.env("NOTIFY_SOCKET", &notify_path).env_remove("LISTEN_FDS");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);

@@ -44,9 +44,21 @@ impl Puppet {
     #[must_use]
     pub fn start_as(user: User) -> Self {
         let program = user.program(&puppet_binary());
-        let mut spawn = user.command(&program);
+        Self::spawn(user.command(&program), program)
+    }
+
+    /// Starts a puppet of this process's user by another program, which is given these arguments and then the puppet's path,
+    /// and becomes it.
+    #[must_use]
+    pub fn start_by(launcher: &str, arguments: &[&str]) -> Self {
+        let mut command = std::process::Command::new(launcher);
+        command.args(arguments).arg(puppet_binary());
+        Self::spawn(command, User::Own.program(&puppet_binary()))
+    }
+
+    fn spawn(mut spawn: std::process::Command, program: Program) -> Self {
         spawn.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let child = spawn.spawn().unwrap_or_else(|error| fail(format_args!("start gdrd-puppet as {user:?}: {error}")));
+        let child = spawn.spawn().unwrap_or_else(|error| fail(format_args!("start gdrd-puppet by {spawn:?}: {error}")));
         let mut process = Process::new(child, "gdrd-puppet");
         let (stdin, stdout) = (process.child().stdin.take(), process.child().stdout.take());
         let stdin = stdin.expect("stdin was asked for as a pipe");

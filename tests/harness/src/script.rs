@@ -248,6 +248,12 @@ pub enum Command {
         /// GPU that it is near to.
         gpu: String,
     },
+    /// Adopts the dma-buf that it was started with as `dma-buf` (sd_listen_fds(3)), and keeps the memory behind it, if that
+    /// was given as `memory`, for [`Command::DigestKept`] and its like.
+    AdoptInherited {
+        /// Name of both.
+        memory: String,
+    },
     /// Registers a range of adopted memory with one HCA. Answers it as a peer needs it, in hex.
     RegisterRange {
         /// Name of the memory.

@@ -34,11 +34,24 @@ pub fn open_hca() -> Arc<dyn Hca> {
 /// When there is none.
 #[must_use]
 pub fn open_hca_with(options: &Options) -> Arc<dyn Hca> {
+    open(HCA, options)
+}
+
+/// The device of this name, opened anew.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn open_hca_named(name: &str) -> Arc<dyn Hca> {
+    open(name, &Options::default())
+}
+
+fn open(name: &str, options: &Options) -> Arc<dyn Hca> {
     let verbs = Verbs::load().expect("the guest has libibverbs");
     let devices = verbs.open_devices(options).expect("the guest has RDMA devices");
     assert!(devices.unusable.is_empty(), "{:?}", devices.unusable);
-    let found = devices.hcas.into_iter().find(|hca| hca.name() == HCA);
-    found.expect("guest-init.sh makes the device")
+    let found = devices.hcas.into_iter().find(|hca| hca.name() == name);
+    found.unwrap_or_else(|| unreachable!("no device {name}"))
 }
 
 /// Zeroed host memory that cannot shrink.

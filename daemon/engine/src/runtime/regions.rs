@@ -99,7 +99,10 @@ fn part_of<'a>(source: MemorySource<'a>, range: &Range<u64>) -> Result<MemorySou
 /// With what the caller can do about it.
 fn explained(failure: Failure) -> Failure {
     let message = match failure.kind {
-        FailureKind::Unsupported => format!("{}; adopt host memory (a memfd) instead", failure.message),
+        // Nothing else about memory is beyond a provider.
+        FailureKind::Unsupported => {
+            format!("dma-buf: not on this HCA: {}; adopt host memory (a memfd) instead", failure.message)
+        }
         FailureKind::Exhausted => {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
             let limit = limit.map_or("unlimited".to_owned(), |bytes| format!("{bytes} bytes"));

@@ -10,7 +10,8 @@ macro_rules! suite {
         ];
 
         /// Makes a `#[test]` of every case of [`crate::conformance`], for the fixture that the first expression makes;
-        /// the second is the list of the cases that its capabilities rule out.
+        /// the second is the list of the cases that its capabilities rule out, or where these are most of them, `only`
+        /// and the list of the others.
         #[macro_export]
         macro_rules! conformance_suite {
             ($dollar fixture:expr, skipped: $dollar skipped:expr) => {
@@ -23,7 +24,20 @@ macro_rules! suite {
 
                 #[test]
                 fn the_list_of_skipped_cases_names_cases_once() {
-                    $dollar crate::conformance::check_skipped($dollar skipped);
+                    $dollar crate::conformance::check_listed($dollar skipped);
+                }
+            };
+            ($dollar fixture:expr, only: $dollar only:expr) => {
+                $($(
+                    #[test]
+                    fn $name() {
+                        $dollar crate::conformance::run_only(stringify!($name), &$dollar fixture, $dollar only);
+                    }
+                )*)*
+
+                #[test]
+                fn the_list_of_cases_names_cases_once() {
+                    $dollar crate::conformance::check_listed($dollar only);
                 }
             };
         }

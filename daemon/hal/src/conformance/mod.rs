@@ -126,19 +126,27 @@ pub struct Case {
 
 /// Runs the case of that name, or asserts that the backend cannot and says so.
 pub fn run(name: &str, fixture: &dyn Fixture, skipped: &[&str]) {
+    run_unless(skipped.contains(&name), name, fixture);
+}
+
+/// Runs the case of that name where it is one of these, or asserts that the backend cannot.
+pub fn run_only(name: &str, fixture: &dyn Fixture, only: &[&str]) {
+    run_unless(!only.contains(&name), name, fixture);
+}
+
+fn run_unless(is_listed: bool, name: &str, fixture: &dyn Fixture) {
     let case = CASES.iter().find(|case| case.name == name).expect("the suite's macro names its own cases");
     let unmet: Vec<_> = case.needs.iter().filter(|need| !need.is_met(fixture)).collect();
-    let is_listed = skipped.contains(&name);
     assert_eq!(is_listed, !unmet.is_empty(), "{name}: listed as skipped {is_listed}, needs not met {unmet:?}");
     if unmet.is_empty() {
         (case.run)(fixture);
     }
 }
 
-/// Asserts that a list of skipped cases names cases, and each once.
-pub fn check_skipped(skipped: &[&str]) {
-    for name in skipped {
+/// Asserts that a list of cases names cases, and each once.
+pub fn check_listed(listed: &[&str]) {
+    for name in listed {
         assert!(CASES.iter().any(|case| case.name == *name), "{name} is no case of the suite");
-        assert_eq!(skipped.iter().filter(|other| *other == name).count(), 1, "{name} is listed twice");
+        assert_eq!(listed.iter().filter(|other| *other == name).count(), 1, "{name} is listed twice");
     }
 }

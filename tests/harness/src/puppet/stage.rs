@@ -132,6 +132,7 @@ impl Stage {
             Command::CountKept { kept } => Ok(json!(content::count_nonzero(reader_of(self.kept(&kept)?)?)?)),
             Command::FillKept { kept, seed } => content::fill(self.kept(&kept)?, seed).map(|()| Value::Null),
             Command::Adopt { memory, size, gpu } => self.adopt(memory, size, &gpu).await,
+            Command::AdoptInherited { memory } => self.adopt_inherited(memory).await,
             Command::RegisterRange { memory, offset, len, hca } => self.register(&memory, offset, len, hca).await,
             Command::PeekAdopted { memory, offset, len } => {
                 let mut bytes = vec![0; len];
@@ -205,6 +206,26 @@ impl Stage {
 
     async fn adopt(&mut self, name: String, size: u64, gpu: &str) -> anyhow::Result<Value> {
         let memory = self.session()?.adopt(AdoptOptions::memfd(descriptors::memfd(size)?).near(gpu)).await?;
+        let id = memory.id();
+        self.adopted.insert(name, memory);
+        Ok(json!(id))
+    }
+
+    async fn adopt_inherited(&mut self, name: String) -> anyhow::Result<Value> {
+        let mut dma_buf = None;
+        for (is, fd) in sd_listen_fds::get()? {
+            let fd = fd.into_std();
+            match is.as_deref() {
+                Some("dma-buf") => dma_buf = Some(fd),
+                Some("memory") => {
+                    let mapped = Segment::map(fd.try_clone()?, Access::ReadWrite)?;
+                    self.kept.insert(name.clone(), (fd, mapped));
+                }
+                _ => bail!("started with something else"),
+            }
+        }
+        let dma_buf = dma_buf.context("not started with a dma-buf")?;
+        let memory = self.session()?.adopt(AdoptOptions::dma_buf(dma_buf, "")).await?;
         let id = memory.id();
         self.adopted.insert(name, memory);
         Ok(json!(id))

@@ -122,8 +122,17 @@ pub(crate) fn daemon() -> Daemon {
 
 /// The same with more configuration.
 pub(crate) fn daemon_with(more: &str) -> Daemon {
+    start(DaemonOptions::default(), more)
+}
+
+/// The same with other options.
+pub(crate) fn daemon_of(options: DaemonOptions) -> Daemon {
+    start(options, "")
+}
+
+fn start(options: DaemonOptions, more: &str) -> Daemon {
     let config = format!("{more}\n[[policy.lease]]\nwho = \"anyone\"\n");
-    let daemon = DaemonOptions::default().hardware().config(&config).start();
+    let daemon = options.hardware().config(&config).start();
     assert!(daemon.log().contains(gdrd_vm::HCA), "{}", daemon.log());
     daemon
 }
