@@ -50,8 +50,8 @@ impl std::error::Error for UsageError {}
 
 /// Prints an error with its causes, and says how the run ends.
 pub(crate) fn report(error: &anyhow::Error) -> Outcome {
-    // The reader of a pipe has seen enough: no failure, and nobody to tell.
-    if is_broken_pipe(error) {
+    // The reader of our output has seen enough: no failure, and nobody to tell.
+    if is_output_closed(error) {
         return Outcome::Done;
     }
     let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
@@ -89,9 +89,11 @@ fn outcome_of(error: &anyhow::Error) -> Outcome {
     Outcome::Failed
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+/// A daemon that went away breaks a pipe too.
+fn is_output_closed(error: &anyhow::Error) -> bool {
     let is_it = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::BrokenPipe;
-    error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_it))
+    let is_broken = error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_it));
+    is_broken && !error.chain().any(|cause| cause.is::<ClientError>())
 }
 
 #[cfg(test)]
@@ -123,6 +125,13 @@ mod tests {
     #[test]
     fn a_reader_that_is_gone_is_no_failure() {
         let gone = anyhow!(std::io::Error::from(std::io::ErrorKind::BrokenPipe)).context("print");
-        assert!(is_broken_pipe(&gone));
+        assert!(is_output_closed(&gone));
+    }
+
+    #[test]
+    fn a_daemon_that_went_away_is_a_failure() {
+        let source = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        let gone = ClientError::Io { what: "send on the session socket".to_owned(), source };
+        assert!(!is_output_closed(&anyhow!(gone).context("lease a buffer")));
     }
 }

@@ -245,8 +245,8 @@ impl Client {
         grpc.unary(self.context.request(()), path, codec).await.map(drop).map_err(refused)
     }
 
-    /// Makes a call that changes nothing. It is tried twice: the first may meet the dead connection to a daemon that
-    /// has been restarted since.
+    /// Makes a call that comes to the same when it is made twice, as a drain does and a probe. It is tried twice: the first
+    /// may meet the dead connection to a daemon that has been restarted since.
     async fn ask<Q: Clone, A>(
         &self,
         call: &'static str,

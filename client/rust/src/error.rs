@@ -93,7 +93,7 @@ pub enum ClientError {
         what: String,
     },
     /// The memory of the buffer cannot be mapped by this client.
-    #[error("memory of kind {kind} cannot be mapped here; use Buffer::fd and import it")]
+    #[error("memory of kind {kind} cannot be mapped here; use Buffer::try_clone_fd and import it")]
     NotMappable {
         /// The daemon's word for it.
         kind: String,

@@ -14,7 +14,7 @@ pub(crate) fn run(global: &Global, options: &Drain) -> anyhow::Result<Outcome> {
     let json = || json!({ "schema": "gdrd.drain/v1", done: &gpus });
     output::print(global.format, json, || {
         if gpus.is_empty() {
-            return "no gpu was drained\n".to_owned();
+            return format!("no gpu was {done}\n");
         }
         gpus.iter().map(|gpu| format!("{done} {gpu}\n")).collect()
     })
