@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use gdrd_harness::script::Command as Tell;
-use gdrd_harness::{Daemon, Puppet, User, as_root_of_a_user_namespace};
+use gdrd_harness::{Daemon, DaemonOptions, Puppet, User, as_root_of_a_user_namespace};
 use serde_json::Value;
 
 fn gdrctl(daemon: &Daemon, arguments: &[&str]) -> Output {
@@ -135,6 +135,15 @@ fn bench_measures_every_figure_and_gives_everything_back() {
     assert!(figures.iter().all(|figure| figure["value"].as_f64().is_some_and(f64::is_finite)), "{figures:?}");
     assert_eq!(text(&daemon, &["buffers"]), "no buffers are leased\n");
     assert_eq!(text(&daemon, &["queue-pairs"]), "there are no queue pairs\n");
+}
+
+#[test]
+fn bench_measures_the_daemon_and_not_who_keeps_its_sockets() {
+    let daemon = DaemonOptions::default().kept().start();
+    let output = gdrctl(&daemon, &["bench", "--only", "idle", "--idle", "0.1", "--format", "json"]);
+    let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    let note = document["figures"][0]["note"].as_str().expect("where it was read");
+    assert!(note.contains(&format!("/proc/{}/", daemon.daemon_pid())), "{note}, the keeper is {}", daemon.pid());
 }
 
 #[test]

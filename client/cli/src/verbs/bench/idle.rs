@@ -1,10 +1,8 @@
 //! The idle daemon: resident memory and wake-ups, as `/proc` shows them.
 
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use anyhow::Context as _;
-use rustix::net::sockopt::socket_peercred;
+use anyhow::{Context as _, ensure};
 
 use super::Figure;
 use crate::args::{Bench, Global};
@@ -16,7 +14,7 @@ const SETTLE: std::time::Duration = std::time::Duration::from_secs(1);
 
 pub(super) fn measure(global: &Global, options: &Bench) -> anyhow::Result<Vec<Figure>> {
     let client = host::block_on(async { Ok(host::connect(global).await?) })?;
-    let pid = daemon_pid(&client.runtime_dir().grpc_socket())?;
+    let pid = daemon_pid(client.runtime_dir().path())?;
     // Not one connection of ours is left: the daemon is as idle as it can be.
     drop(client);
     std::thread::sleep(SETTLE);
@@ -43,10 +41,15 @@ pub(super) fn measure(global: &Global, options: &Bench) -> anyhow::Result<Vec<Fi
     ])
 }
 
-/// The process that listens on the socket, unix(7) SO_PEERCRED.
-fn daemon_pid(socket: &Path) -> anyhow::Result<i32> {
-    let stream = UnixStream::connect(socket).with_context(|| format!("connect to {}", socket.display()))?;
-    Ok(socket_peercred(&stream).context("SO_PEERCRED of the daemon's socket")?.pid.as_raw_nonzero().get())
+/// The process that has locked the runtime folder. Who listens on the sockets may be systemd or the keeper.
+fn daemon_pid(folder: &Path) -> anyhow::Result<i32> {
+    let lock = folder.join("gdrd.lock");
+    let text = std::fs::read_to_string(&lock).with_context(|| format!("read {}", lock.display()))?;
+    let pid = text.trim().parse().with_context(|| format!("{} names no process", lock.display()))?;
+    let name = read(&format!("/proc/{pid}/comm"))?;
+    // In a container of its own it has another number here.
+    ensure!(name.trim() == "gdrd", "process {pid} of {} is {} here, and not gdrd", lock.display(), name.trim());
+    Ok(pid)
 }
 
 fn resident_mib(pid: i32) -> anyhow::Result<f64> {
@@ -87,6 +90,17 @@ mod tests {
         assert_eq!(field(status, "voluntary_ctxt_switches:"), Some(17));
         assert_eq!(field(status, "VmRSS:"), Some(2048));
         assert_eq!(field(status, "RssAnon:"), None);
+    }
+
+    #[test]
+    fn a_lock_that_names_another_process_or_none_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let told = |content: &str| {
+            std::fs::write(folder.path().join("gdrd.lock"), content).unwrap();
+            daemon_pid(folder.path()).unwrap_err().to_string()
+        };
+        assert!(told("").contains("names no process"));
+        assert!(told(&std::process::id().to_string()).contains("not gdrd"));
     }
 
     #[test]
