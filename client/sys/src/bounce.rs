@@ -126,6 +126,8 @@ impl Gpu {
 
 impl Drop for BounceBuffer {
     fn drop(&mut self) {
+        // It is the driver's to free in a context only. Where that is gone, so is what was pinned for it.
+        let Ok(_current) = self.gpu.enter() else { return };
         // SAFETY: it was allocated by `new` and is freed once; every copy through it was waited for.
         let _ = unsafe { (self.gpu.driver.mem_free_host)(self.start) };
     }

@@ -157,14 +157,17 @@ impl Gpu {
     /// form there is for imported memory. For the whole context, and so not done by itself.
     ///
     /// # Errors
-    /// `Driver`.
+    /// `Driver`, `Absent` where the driver is older than CUDA 12.1.
     pub fn sync_memory_operations(&self) -> Result<(), CudaError> {
+        let set_flags = self.driver.ctx_set_flags;
+        let set_flags =
+            set_flags.ok_or_else(|| CudaError::Absent { what: "cuCtxSetFlags, of CUDA 12.1,".to_owned() })?;
         let _current = self.enter()?;
         let mut flags = 0;
         // SAFETY: `flags` is valid for a write for the call, and a context is current.
         self.driver.check("cuCtxGetFlags", unsafe { (self.driver.ctx_get_flags)(&raw mut flags) })?;
         // SAFETY: a context is current; only this flag may be set on a live context, the others stay (cuda.h).
-        self.driver.check("cuCtxSetFlags", unsafe { (self.driver.ctx_set_flags)(flags | CTX_SYNC_MEMOPS) })
+        self.driver.check("cuCtxSetFlags", unsafe { set_flags(flags | CTX_SYNC_MEMOPS) })
     }
 
     pub(crate) fn enter(&self) -> Result<Current<'_>, CudaError> {

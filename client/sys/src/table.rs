@@ -52,11 +52,16 @@ pub(crate) struct AllocationProperties {
 const _: () = assert!(size_of::<AllocationProperties>() == 32 && size_of::<AccessDescriptor>() == 12);
 
 macro_rules! table {
-    ($($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
+    (
+        $($field:ident = $symbol:literal ($($argument:ty),*);)*
+        ;
+        $($newer:ident = $newer_symbol:literal ($($newer_argument:ty),*);)*
+    ) => {
         /// Every function that is called.
         #[derive(Debug)]
         pub(crate) struct Driver {
             $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_uint,)*
+            $(pub(crate) $newer: Option<unsafe extern "C" fn($($newer_argument),*) -> c_uint>,)*
         }
 
         impl Driver {
@@ -75,6 +80,13 @@ macro_rules! table {
                         };
                         *found.map_err(|_| CudaError::Absent { what: $symbol.to_owned() })?
                     },)*
+                    $($newer: {
+                        // SAFETY: as above.
+                        let found = unsafe {
+                            library.get::<unsafe extern "C" fn($($newer_argument),*) -> c_uint>($newer_symbol.as_bytes())
+                        };
+                        found.ok().map(|found| *found)
+                    },)*
                 })
             }
         }
@@ -92,7 +104,6 @@ table! {
     primary_ctx_release = "cuDevicePrimaryCtxRelease_v2"(Device);
     ctx_push = "cuCtxPushCurrent_v2"(Opaque);
     ctx_pop = "cuCtxPopCurrent_v2"(*mut Opaque);
-    ctx_set_flags = "cuCtxSetFlags"(c_uint);
     ctx_get_flags = "cuCtxGetFlags"(*mut c_uint);
     mem_create = "cuMemCreate"(*mut AllocationHandle, usize, *const AllocationProperties, c_ulonglong);
     mem_import = "cuMemImportFromShareableHandle"(*mut AllocationHandle, *mut c_void, c_uint);
@@ -118,6 +129,9 @@ table! {
     event_record = "cuEventRecord"(Opaque, Opaque);
     event_synchronize = "cuEventSynchronize"(Opaque);
     event_destroy = "cuEventDestroy_v2"(Opaque);
+    ;
+    // What a driver of CUDA 11.7 lacks.
+    ctx_set_flags = "cuCtxSetFlags"(c_uint);
 }
 
 impl Driver {

@@ -49,6 +49,7 @@ pub(crate) fn checks(host: &Host) -> Vec<Check> {
     vec![
         check("memory leased on one gpu is read and written from another, every byte right", all_pairs_are_right),
         check("a mapping opened to a peer is used from it in one process", opened_mappings_are_right),
+        check("memory goes from one gpu to another through host memory", bounced_memory_is_right),
     ]
 }
 
@@ -90,6 +91,17 @@ fn opened_mappings_are_right(host: &Host) -> anyhow::Result<()> {
         theirs.allow(&[theirs.gpu(), own.gpu()])?;
         own.gpu().copy((theirs, 0), (own, 0), 16 * MIB)?;
         verify(own, 16 * MIB, 0).with_context(|| format!("{} opened to {}", on.bdf, from.bdf))?;
+    }
+    Ok(())
+}
+
+fn bounced_memory_is_right(host: &Host) -> anyhow::Result<()> {
+    for (on, from) in pairs(host) {
+        let (on, from) = (Gpu::open(&on.uuid)?, Gpu::open(&from.uuid)?);
+        let (theirs, own) = (Mapping::create(&on, CHECKED_BYTES)?, Mapping::create(&from, CHECKED_BYTES)?);
+        fill(&theirs, CHECKED_BYTES, 0)?;
+        BounceBuffer::new(&from)?.copy((&theirs, 0), (&own, 0), CHECKED_BYTES)?;
+        verify(&own, CHECKED_BYTES, 0).with_context(|| format!("from {} to {}", on.uuid(), from.uuid()))?;
     }
     Ok(())
 }

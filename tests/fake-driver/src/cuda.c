@@ -140,7 +140,7 @@ int cuCtxPopCurrent_v2(struct context **context) {
 
 static int current(void) { return depth && stack[depth - 1] ? stack[depth - 1]->device : -1; }
 
-int cuCtxSetFlags(unsigned flags) { (void)flags; return OK; }
+/* No cuCtxSetFlags, as a driver before CUDA 12.1 has none. */
 int cuCtxGetFlags(unsigned *flags) { *flags = 0; return OK; }
 int cuCtxSynchronize(void) { return current() < 0 ? INVALID_CONTEXT : OK; }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return OK; }
@@ -392,7 +392,9 @@ int cuMemHostAlloc(void **memory, size_t len, unsigned flags) {
     *memory = aligned_alloc(4096, len);
     return *memory ? OK : OUT_OF_MEMORY;
 }
+/* A driver that refuses this keeps the memory, which shows nowhere: so the process ends. */
 int cuMemFreeHost(void *memory) {
+    if (current() < 0) abort();
     free(memory);
     return OK;
 }
