@@ -1,9 +1,9 @@
 //! The hit cache: from an address of this process to the registration that covers it, without a system call.
 //!
 //! Readers take no lock and write no cache line that another thread reads: they search under a sequence number, pin
-//! what they found on a line of their own, and check the number once more. Writers (insert, remove) take a lock. Memory that
-//! can be freed behind the cache's back has an identity, which is asked for at each hit. A removed entry that is pinned parts from the cache at once, so that nobody finds it again, and its payload is dropped
-//! by the last [`Hit`] on it.
+//! what they found on a line of their own, and check the number once more. Writers (insert, remove) take a lock. Memory
+//! that can be freed behind the cache's back has an identity, which is asked for at each hit. A removed entry that is
+//! pinned parts from the cache at once, so that nobody finds it again, and its payload is dropped by the last [`Hit`] on it.
 //!
 //! Owner of state: the writers' half, under the lock, is the truth; readers see a copy of it in atomic words.
 //!
@@ -103,7 +103,8 @@ impl<T> HitCache<T> {
     }
 
     /// The registration that covers `len_bytes` at `address`, pinned until the hit is dropped; `None` when there is
-    /// none, or the daemon has ended it, or its memory was freed. No system call, no lock, no allocation.
+    /// none, or the daemon has ended it, or its memory was freed. No system call, no lock, no allocation, but those of
+    /// [`HitCache::identified_by`] where the region has an identity.
     #[must_use]
     #[inline]
     pub fn get(&self, address: u64, len_bytes: u64) -> Option<Hit<'_, T>> {

@@ -45,8 +45,9 @@ impl Word for AtomicU64 {
         fence(Ordering::SeqCst);
     }
 
-    fn writer_fence(_: Fence) {
+    fn writer_fence(_: Fence) -> bool {
         fence(Ordering::SeqCst);
+        true
     }
 }
 
@@ -88,7 +89,7 @@ impl Cache {
 
     fn sweep_locked(&self, has_parted: &mut bool) {
         self.parted.store(u64::from(*has_parted), Ordering::Relaxed);
-        self.pins.fence();
+        assert!(self.pins.fence());
         if *has_parted && !self.pins.is_pinned(ENTRY) {
             *has_parted = false;
             self.payload.set(DROPPED);

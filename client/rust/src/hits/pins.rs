@@ -107,9 +107,11 @@ impl<W: Word> Pins<W> {
         W::reader_fence(self.fence);
     }
 
-    /// Lets the pins be looked at: those of readers who have not seen yet what the writer did before.
-    pub(crate) fn fence(&self) {
-        W::writer_fence(self.fence);
+    /// Lets the pins be looked at: those of readers who have not seen yet what the writer did before. `false` where that
+    /// cannot be had, and any entry may be pinned.
+    #[must_use]
+    pub(crate) fn fence(&self) -> bool {
+        W::writer_fence(self.fence)
     }
 
     /// Whether some pin names the entry. After a [`Pins::fence`].

@@ -117,6 +117,17 @@ fn a_pinned_payload_lives_until_its_last_hit() {
 }
 
 #[test]
+fn where_pins_cannot_be_seen_no_payload_is_dropped() {
+    let (mut cache, _page) = cache(8);
+    cache.pins = Pins::new(Fence::Refused);
+    let payload = Arc::new(());
+    let entry = cache.insert(region(0x1000, 64), Arc::clone(&payload)).unwrap().entry;
+    assert!(cache.remove(entry).is_empty());
+    assert!(cache.get(0x1000, 64).is_none());
+    assert_eq!(Arc::strong_count(&payload), 2, "somebody may hold it");
+}
+
+#[test]
 fn a_wider_region_replaces_those_within_it() {
     let (cache, _page) = cache(8);
     let _ = cache.insert(region(0x1000, 0x1000), 1).unwrap();

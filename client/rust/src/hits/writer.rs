@@ -198,7 +198,9 @@ impl<T> Writer<T> {
         // (part) before the look at the pins: who gives one back after that look sees it.
         cache.parted.store(self.parted.len() as u64, Ordering::Relaxed);
         // (pin)
-        cache.pins.fence();
+        if !cache.pins.fence() {
+            return Vec::new();
+        }
         let mut free = Vec::new();
         let (places, free_list, pins) = (&mut self.places, &mut self.free, &self.pins);
         self.parted.retain(|index| {
