@@ -96,8 +96,10 @@ fn probe(program: &Path) -> anyhow::Result<Probe> {
     // It writes once, at its end.
     let ready = poll(&mut [PollFd::new(&output, PollFlags::IN)], timeout.as_ref());
     if !matches!(ready, Ok(1..)) {
-        // It is ours and unreaped; where it hangs in the driver, init takes it over.
+        // It is ours and unreaped. Where it hangs in the driver it ends when that lets go, so nobody waits here.
         let _ = child.kill();
+        let reaper = std::thread::Builder::new().name("reaper".to_owned());
+        let _ = reaper.spawn(move || child.wait());
         bail!("nvml does not answer in {PROBE_TIMEOUT:?}; look for Xid messages in the kernel log");
     }
     let mut text = Vec::new();
