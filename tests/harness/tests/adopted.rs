@@ -39,7 +39,8 @@ fn another_process_writes_into_adopted_memory_and_a_killed_owner_leaves_nothing(
     let daemon = Daemon::start();
     let (mut near, mut owner) = (Side::new(&daemon, "GPU0"), Side::new(&daemon, "GPU1"));
     join(&mut near, &mut owner);
-    let before = daemon.footprint();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let client = runtime.block_on(client(&daemon));
     let hca = owner.hca.clone();
     owner.puppet.run(Command::Adopt { memory: "m".into(), size: 4 * MIB, gpu: "GPU1".into() });
     let register = Command::RegisterRange { memory: "m".into(), offset: MIB + 3, len: MIB, hca };
@@ -48,10 +49,9 @@ fn another_process_writes_into_adopted_memory_and_a_killed_owner_leaves_nothing(
     assert_eq!(near.status_of(1, write(&blob, 64, 10)), "SUCCESS");
     let peek = Command::PeekAdopted { memory: "m".into(), offset: MIB + 3 + 64, len: 10 };
     assert_eq!(text(&owner.puppet.run(peek)), "00112233445566778899");
-    assert!(daemon.footprint().fd_count() > before.fd_count(), "the daemon holds the adopted memory");
+    let adopted = || runtime.block_on(figure(&client, "gdrd_adopted_bytes"));
+    assert!(adopted() > 0.0, "the daemon holds the adopted memory");
     owner.puppet.kill();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let client = runtime.block_on(client(&daemon));
     wait_until("the daemon holds nothing of the killed process", || {
         let held = runtime.block_on(async {
             [

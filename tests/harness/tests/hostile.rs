@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use common::{BUFFER_BYTES, Side, connected_pair, rows, write};
 use gdrd_harness::script::Command;
-use gdrd_harness::{Daemon, Puppet, wait_until};
+use gdrd_harness::{Daemon, DaemonOptions, Puppet, wait_until};
 use gdrd_proto::v1::{ClientMessage, DaemonMessage, Hello, ProveGpus, Versions, client_message, daemon_message};
 use prost::Message as _;
 use rand::rngs::StdRng;
@@ -119,7 +119,7 @@ type Misuse = (&'static str, fn(&OwnedFd));
 
 #[test]
 fn every_misuse_of_the_session_socket_ends_that_session_with_its_reason() {
-    let daemon = Daemon::start();
+    let daemon = without_pools();
     let (mut good, mut good_peer) = connected_pair(&daemon, ["GPU2", "GPU3"]);
     let before = settled_fds(&daemon);
     let misuses: [Misuse; 5] = [
@@ -161,7 +161,7 @@ fn send_with_fds(socket: &OwnedFd, message: client_message::Message, fds: &[Borr
 
 #[test]
 fn floods_of_descriptors_and_of_silent_connections_leave_nothing_behind() {
-    let daemon = Daemon::start();
+    let daemon = without_pools();
     let (mut good, mut good_peer) = connected_pair(&daemon, ["GPU2", "GPU3"]);
     let before = settled_fds(&daemon);
     let null = std::fs::File::open("/dev/null").expect("/dev/null");
@@ -207,6 +207,11 @@ fn a_client_that_never_reads_cannot_hold_up_the_others() {
         2 => Ok(()),
         others => Err(others),
     });
+}
+
+/// A daemon that makes no buffer ahead, whose descriptors are thus of its clients alone.
+fn without_pools() -> Daemon {
+    DaemonOptions::default().config("[pool]\nready_target_per_class = 0\nclean_target_per_class = 0\n").start()
 }
 
 /// Descriptors of the daemon once they stop changing.

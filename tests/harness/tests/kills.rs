@@ -180,12 +180,24 @@ fn state(daemon: &Daemon) -> (Footprint, Vec<Value>) {
     (daemon.footprint().without_threads(), told)
 }
 
-/// The state once nobody is connected and nothing changes any more: the same in two looks at different times.
+/// Whether the daemon has anything left to do: a session or a lease to end, or a buffer to make or to scrub.
+fn is_at_rest(told: &[Value]) -> bool {
+    told.iter().all(|stat| {
+        let is_busy = match text(&stat["name"]).as_str() {
+            "gdrd_sessions" | "gdrd_leases" => true,
+            "gdrd_buffer_bytes" => stat["labels"]["state"] == "changing",
+            _ => false,
+        };
+        !is_busy || stat["value"] == 0.0
+    })
+}
+
+/// The state once nobody is connected and nothing changes any more: at rest, and the same in two looks at different times.
 fn settled(daemon: &Daemon) -> (Footprint, Vec<Value>) {
     let mut last = None;
     wait_until("the daemon settles", || {
         let now = state(daemon);
-        if last.as_ref() == Some(&now) {
+        if last.as_ref() == Some(&now) && is_at_rest(&now.1) {
             return Ok(now);
         }
         last = Some(now);
