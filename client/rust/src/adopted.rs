@@ -1,9 +1,10 @@
 //! Adopted memory: this process's own, known to the daemon so that ranges of it can be registered.
 
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use gdrd_client_sys::Gpu;
+use gdrd_client_sys::{CudaError, Gpu, buffer_id};
 use gdrd_proto::v1;
 use gdrd_proto::v1::registrations_client::RegistrationsClient;
 use gdrd_shm::{Access, Segment};
@@ -23,22 +24,30 @@ pub struct AdoptOptions {
     other_mapping: Option<OwnedFd>,
     gpu: String,
     maps: bool,
-    /// Where memory of CUDA is in this process.
-    cuda_address: Option<u64>,
+    cuda: Option<CudaPlace>,
+}
+
+/// Where memory of CUDA is in this process.
+#[derive(Debug)]
+pub(crate) struct CudaPlace {
+    pub(crate) address: u64,
+    /// Number of the allocation that was there before the memory was exported, or as far back as is known: a later look may
+    /// meet another one at the address.
+    pub(crate) identity: Result<NonZeroU64, CudaError>,
 }
 
 impl AdoptOptions {
     /// Host memory: a memfd made with MFD_ALLOW_SEALING. It is sealed against resizing, and mapped here.
     #[must_use]
     pub fn memfd(fd: OwnedFd) -> Self {
-        Self { fd, other_mapping: None, gpu: String::new(), maps: true, cuda_address: None }
+        Self { fd, other_mapping: None, gpu: String::new(), maps: true, cuda: None }
     }
 
     /// Memory of a GPU (name, UUID or BDF) by its dma-buf (`cuMemGetHandleForAddressRange`). Memory of cudaMalloc and
     /// cuMemCreate has one; managed memory and memory of cudaHostRegister have none.
     #[must_use]
     pub fn dma_buf(fd: OwnedFd, gpu: impl Into<String>) -> Self {
-        Self { fd, other_mapping: None, gpu: gpu.into(), maps: false, cuda_address: None }
+        Self { fd, other_mapping: None, gpu: gpu.into(), maps: false, cuda: None }
     }
 
     /// `len_bytes` of CUDA memory at `address`, exported here: of cuMemAlloc or cudaMalloc, or mapped by cuMemMap as a whole.
@@ -47,7 +56,9 @@ impl AdoptOptions {
     /// # Errors
     /// [`ClientError::Cuda`] for what has no dma-buf.
     pub fn cuda(gpu: &Arc<Gpu>, address: u64, len_bytes: u64) -> Result<Self, ClientError> {
-        Ok(Self::dma_buf(gpu.export_dma_buf(address, len_bytes)?, gpu.uuid()).cuda_at(address))
+        let identity = Ok(buffer_id(address)?);
+        let dma_buf = gpu.export_dma_buf(address, len_bytes)?;
+        Ok(Self { cuda: Some(CudaPlace { address, identity }), ..Self::dma_buf(dma_buf, gpu.uuid()) })
     }
 
     /// The dma-buf is of one CUDA allocation that is at this address of this process: [`Session::registration`] and the caches
@@ -56,7 +67,7 @@ impl AdoptOptions {
     /// free: a range that is in use by a NIC while it is freed is beyond any check.
     #[must_use]
     pub fn cuda_at(mut self, address: u64) -> Self {
-        self.cuda_address = Some(address);
+        self.cuda = Some(CudaPlace { address, identity: buffer_id(address) });
         self
     }
 
@@ -122,8 +133,8 @@ impl Session {
             for (memory, options) in memories.iter_mut().zip(options) {
                 if options.maps {
                     memory.map(options.fd)?;
-                } else if let Some(address) = options.cuda_address {
-                    session.add_cuda(address, memory.size_bytes, memory.name())?;
+                } else if let Some(place) = options.cuda {
+                    session.add_cuda(place, memory.size_bytes, memory.name())?;
                 }
             }
             Ok(memories)

@@ -24,10 +24,16 @@ pub(crate) const ALL: v1::Access = v1::Access {
 };
 
 /// Memory of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum MemoryName {
     Adopted(u64),
     Lease(u64),
+}
+
+impl MemoryName {
+    /// Before and after all others, in the order of the variants.
+    pub(crate) const FIRST: Self = Self::Adopted(0);
+    pub(crate) const LAST: Self = Self::Lease(u64::MAX);
 }
 
 /// A range to register.

@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gdrd_client_sys::buffer_id;
 use gdrd_proto::v1;
 use gdrd_ring::{GenerationReader, LocalSpan};
 
+use crate::adopted::CudaPlace;
 use crate::error::ClientError;
 use crate::hits::{Hit, HitCache, NotInserted, Region};
 use crate::registered::{ALL, MemoryName, RangeOf, RegisterOptions, Registered};
@@ -67,11 +69,13 @@ impl RegistrationHit<'_> {
     }
 }
 
+/// An address of this process, and whose memory is mapped there.
+type Place = (u64, MemoryName);
+
 /// Memory of the session in this process.
 #[derive(Debug, Clone, Copy)]
 struct Mapped {
     len_bytes: u64,
-    memory: MemoryName,
     /// Number of its allocation where its owner frees it by a call of CUDA, which nobody tells of; else 0.
     identity: u64,
 }
@@ -85,11 +89,21 @@ impl Mapped {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Each mapping by its address.
-    by_address: BTreeMap<u64, Mapped>,
+    /// Each mapping by its address; of two adoptions of the same bytes each has its own.
+    mapped: BTreeMap<Place, Mapped>,
     caches: Vec<RegistrationCache>,
-    /// Where the next look for freed memory begins.
-    next_look: u64,
+    /// The last one that was looked at for whether it was freed.
+    last_look: Option<Place>,
+}
+
+impl State {
+    /// What covers a range of addresses, the nearest start first.
+    fn covering(&self, address: u64, len_bytes: u64) -> impl Iterator<Item = (Place, Mapped)> {
+        let before = self.mapped.range(..=(address, MemoryName::LAST)).rev().map(|(place, mapped)| (*place, *mapped));
+        before.filter(move |((start, _), mapped)| {
+            (address - start).checked_add(len_bytes).is_some_and(|end| end <= mapped.len_bytes)
+        })
+    }
 }
 
 /// Number of the CUDA allocation that has an address now.
@@ -115,45 +129,52 @@ impl Mappings {
 
     /// Memory is mapped there from now on.
     pub(crate) fn add(&self, address: u64, len_bytes: u64, memory: MemoryName) {
-        self.lock().by_address.insert(address, Mapped { len_bytes, memory, identity: 0 });
+        self.lock().mapped.insert((address, memory), Mapped { len_bytes, identity: 0 });
     }
 
     /// The same of CUDA memory, which is believed to be there only while the driver has the same number for it. Returns what
     /// was there before, and so was freed.
-    fn add_cuda(&self, address: u64, len_bytes: u64, memory: MemoryName) -> Result<Vec<MemoryName>, ClientError> {
-        let identity = buffer_id(address)?;
+    fn add_cuda(&self, place: CudaPlace, len_bytes: u64, memory: MemoryName) -> Result<Vec<MemoryName>, ClientError> {
+        let CudaPlace { address, identity } = place;
+        let (identity, now) = (identity?, buffer_id(address)?);
+        if now != identity {
+            let what = format!("the memory at {address:#x} was freed while it was adopted; adopt what is there now");
+            return Err(ClientError::InvalidArgument { what });
+        }
         let last = address.checked_add(len_bytes - u64::from(len_bytes > 0)).map(buffer_id).transpose()?;
         if last != Some(identity) {
             let what = format!("{len_bytes} bytes at {address:#x} are not of one allocation; adopt each by itself");
             return Err(ClientError::InvalidArgument { what });
         }
-        let new = Mapped { len_bytes, memory, identity: identity.get() };
+        let new = Mapped { len_bytes, identity: identity.get() };
         let mut state = self.lock();
-        let before = state.by_address.range(..address.saturating_add(len_bytes));
-        let overlaps = |(start, old): &(&u64, &Mapped)| {
+        let before = state.mapped.range(..(address.saturating_add(len_bytes), MemoryName::FIRST));
+        let overlaps = |((start, _), old): &(&Place, &Mapped)| {
             old.identity != 0 && old.identity != new.identity && start.saturating_add(old.len_bytes) > address
         };
-        let freed = before.filter(overlaps).map(|(_, old)| old.memory).collect();
-        state.by_address.insert(address, new);
+        let freed = before.filter(overlaps).map(|((_, memory), _)| *memory).collect();
+        state.mapped.insert((address, memory), new);
         Ok(freed)
     }
 
     /// Adopted memory among some that is mapped, another part at each call, that its owner has freed; no cache finds it from
     /// here on.
     fn take_freed(&self, most: usize) -> Vec<u64> {
-        let freed = {
+        let some: Vec<(Place, Mapped)> = {
             let mut state = self.lock();
-            let (after, before) =
-                (state.by_address.range(state.next_look..), state.by_address.range(..state.next_look));
-            let some: Vec<(u64, Mapped)> = after.chain(before).take(most).map(|(at, mapped)| (*at, *mapped)).collect();
-            state.next_look = some.last().map_or(0, |(address, _)| address + 1);
+            let begin = state.last_look.map_or(Bound::Unbounded, Bound::Excluded);
+            let after = state.mapped.range((begin, Bound::Unbounded));
+            let before = state.last_look.map(|last| state.mapped.range(..=last)).into_iter().flatten();
+            let some = after.chain(before).take(most).map(|(place, mapped)| (*place, *mapped)).collect::<Vec<_>>();
+            state.last_look = some.last().map(|(place, _)| *place);
             some
         };
         // The driver is asked without the lock.
-        let freed: Vec<_> = freed.into_iter().filter(|(address, mapped)| mapped.is_freed(*address)).collect();
-        freed.iter().for_each(|(_, mapped)| self.forget(mapped.memory));
-        let adopted = |(_, mapped): &(u64, Mapped)| match mapped.memory {
-            MemoryName::Adopted(id) => Some(id),
+        let freed = some.into_iter().filter(|((address, _), mapped)| mapped.is_freed(*address));
+        let freed: Vec<MemoryName> = freed.map(|((_, memory), _)| memory).collect();
+        freed.iter().for_each(|memory| self.forget(*memory));
+        let adopted = |memory: &MemoryName| match memory {
+            MemoryName::Adopted(id) => Some(*id),
             MemoryName::Lease(_) => None,
         };
         freed.iter().filter_map(adopted).collect()
@@ -161,11 +182,25 @@ impl Mappings {
 
     /// Memory is about to go: no cache finds a range of it from here on. A hit that is held keeps its registration.
     pub(crate) fn forget(&self, memory: MemoryName) {
+        self.forget_those(|(_, mapped)| *mapped == memory);
+    }
+
+    /// The same of one mapping of it.
+    pub(crate) fn forget_at(&self, address: u64, memory: MemoryName) {
+        self.forget_those(|place| *place == (address, memory));
+    }
+
+    fn forget_those(&self, is_it: impl Fn(&Place) -> bool) {
         let (ranges, caches) = {
             let mut state = self.lock();
-            let of_memory = state.by_address.iter().filter(|(_, mapped)| mapped.memory == memory);
-            let ranges: Vec<(u64, u64)> = of_memory.map(|(address, mapped)| (*address, mapped.len_bytes)).collect();
-            state.by_address.retain(|_, mapped| mapped.memory != memory);
+            let mut ranges = Vec::new();
+            state.mapped.retain(|place, mapped| {
+                let goes = is_it(place);
+                if goes {
+                    ranges.push((place.0, mapped.len_bytes));
+                }
+                !goes
+            });
             (ranges, state.caches.clone())
         };
         for (address, len_bytes) in ranges {
@@ -176,11 +211,9 @@ impl Mappings {
     }
 
     /// The memory of a range of addresses, and where the range starts in it.
-    fn find(&self, address: u64, len_bytes: u64) -> Option<(Mapped, u64)> {
-        let state = self.lock();
-        let (start, mapped) = state.by_address.range(..=address).next_back()?;
-        let at = address - start;
-        at.checked_add(len_bytes).is_some_and(|end| end <= mapped.len_bytes).then_some((*mapped, at))
+    fn find(&self, address: u64, len_bytes: u64) -> Option<(MemoryName, Mapped, u64)> {
+        let ((start, memory), mapped) = self.lock().covering(address, len_bytes).next()?;
+        Some((memory, mapped, address - start))
     }
 
     fn cache(&self, hca: &str, access: v1::Access) -> Result<RegistrationCache, ClientError> {
@@ -203,6 +236,17 @@ impl Mappings {
     }
 }
 
+/// Why nothing is registered at an address.
+fn unknown(address: u64, len_bytes: u64, was_freed: bool) -> ClientError {
+    let what = match was_freed {
+        true => format!("the memory that was adopted at {address:#x} was freed; adopt what is there now"),
+        false => {
+            format!("{len_bytes} bytes at {address:#x} are not in one buffer or adopted memory of this session")
+        }
+    };
+    ClientError::InvalidArgument { what }
+}
+
 impl RegistrationCache {
     fn new(hca: &str, access: v1::Access, page: &Arc<GenerationReader>) -> Result<Self, ClientError> {
         let hits = HitCache::new(Arc::clone(page), MAX_REGIONS)?.identified_by(identify);
@@ -210,7 +254,8 @@ impl RegistrationCache {
     }
 
     /// The registration that covers `len_bytes` at `address`, pinned until the hit is dropped. No system call and no
-    /// lock; `None` when there is none, or the daemon has ended it.
+    /// lock, but for adopted CUDA memory, of which the driver is asked whether it is still there; `None` when there is
+    /// none, or the daemon has ended it.
     #[must_use]
     #[inline]
     pub fn get(&self, address: u64, len_bytes: u64) -> Option<RegistrationHit<'_>> {
@@ -241,15 +286,17 @@ impl RegistrationCache {
     }
 
     async fn register(&self, session: &Session, address: u64, len_bytes: u64) -> Result<(), ClientError> {
-        let found = session.mappings().find(address, len_bytes);
-        if let Some((freed, _)) = found.filter(|(mapped, _)| mapped.is_freed(address)) {
-            session.give_up(freed.memory);
-            let what = format!("the memory that was adopted at {address:#x} was freed; adopt what is there now");
-            return Err(ClientError::InvalidArgument { what });
-        }
-        let (Mapped { memory, identity, .. }, offset) = found.ok_or_else(|| ClientError::InvalidArgument {
-            what: format!("{len_bytes} bytes at {address:#x} are not in one buffer or adopted memory of this session"),
-        })?;
+        let mut was_freed = false;
+        let (memory, identity, offset) = loop {
+            match session.mappings().find(address, len_bytes) {
+                Some((memory, mapped, _)) if mapped.is_freed(address) => {
+                    session.give_up(memory);
+                    was_freed = true;
+                }
+                Some((memory, mapped, offset)) => break (memory, mapped.identity, offset),
+                None => return Err(unknown(address, len_bytes, was_freed)),
+            }
+        };
         session.give_up_freed(LOOKED_AT);
         let hcas = if self.hca.is_empty() { Vec::new() } else { vec![self.hca.to_string()] };
         let options = RegisterOptions::new().access(self.access).hcas(hcas);
@@ -262,7 +309,8 @@ impl RegistrationCache {
         let (slot, generation) = (registration.slot, registration.generation);
         let region = Region { address, len_bytes, slot, generation, slot_offset, identity };
         // Looked up again: memory that went meanwhile must not be found by what is inserted now.
-        let inserted = session.mappings().if_mapped(memory, address, || self.hits.insert(region, registered));
+        let insert = || self.hits.insert(region, registered);
+        let inserted = session.mappings().if_mapped(memory, address, len_bytes, insert);
         match inserted {
             Some(Ok(inserted)) => drop(inserted.parted),
             Some(Err(NotInserted::Covered(_))) => {}
@@ -291,10 +339,9 @@ impl RegistrationCache {
 
 impl Mappings {
     /// Runs `then` if the memory is still mapped there, and keeps it from being forgotten meanwhile.
-    fn if_mapped<T>(&self, memory: MemoryName, address: u64, then: impl FnOnce() -> T) -> Option<T> {
+    fn if_mapped<T>(&self, memory: MemoryName, address: u64, len_bytes: u64, then: impl FnOnce() -> T) -> Option<T> {
         let state = self.lock();
-        let (_, mapped) = state.by_address.range(..=address).next_back()?;
-        (mapped.memory == memory).then(then)
+        state.covering(address, len_bytes).any(|((_, covering), _)| covering == memory).then(then)
     }
 }
 
@@ -312,8 +359,8 @@ impl Session {
     }
 
     /// CUDA memory of this process was adopted.
-    pub(crate) fn add_cuda(&self, address: u64, len_bytes: u64, memory: MemoryName) -> Result<(), ClientError> {
-        let freed = self.mappings().add_cuda(address, len_bytes, memory)?;
+    pub(crate) fn add_cuda(&self, place: CudaPlace, len_bytes: u64, memory: MemoryName) -> Result<(), ClientError> {
+        let freed = self.mappings().add_cuda(place, len_bytes, memory)?;
         freed.into_iter().for_each(|memory| self.give_up(memory));
         Ok(())
     }
@@ -342,7 +389,7 @@ impl Session {
     }
 
     /// The registration, with the nearest HCA and all rights, that covers `len_bytes` at `address`: what
-    /// [`Session::registration_or_register`] left there. No system call and no lock.
+    /// [`Session::registration_or_register`] left there. Costs what [`RegistrationCache::get`] does.
     #[must_use]
     #[inline]
     pub fn registration(&self, address: u64, len_bytes: u64) -> Option<RegistrationHit<'_>> {
@@ -359,5 +406,61 @@ impl Session {
         len_bytes: u64,
     ) -> Result<RegistrationHit<'_>, ClientError> {
         self.mappings().default.get_or_register(self, address, len_bytes).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gdrd_ring::GenerationWriter;
+
+    use super::*;
+
+    fn mappings() -> Mappings {
+        let page = GenerationWriter::create(1).unwrap();
+        Mappings::new(Arc::new(GenerationReader::open(page.fd().try_clone_to_owned().unwrap()).unwrap())).unwrap()
+    }
+
+    #[test]
+    fn of_memory_adopted_twice_each_adoption_is_found_until_it_is_given_up() {
+        let mappings = mappings();
+        let (whole, part) = (MemoryName::Adopted(1), MemoryName::Adopted(2));
+        mappings.add(0x1000, 0x4000, whole);
+        mappings.add(0x1000, 0x1000, part);
+        let found = |address, len_bytes| mappings.find(address, len_bytes).map(|(memory, _, offset)| (memory, offset));
+        assert_eq!(found(0x1000, 0x1000), Some((part, 0)));
+        assert_eq!(found(0x1800, 0x1000), Some((whole, 0x800)), "the nearer one is too short");
+        assert_eq!(found(0x3000, 0x2001), None);
+        mappings.add(0x2000, 0x1000, part);
+        assert_eq!(found(0x2100, 8), Some((part, 0x100)));
+        assert_eq!(mappings.if_mapped(whole, 0x2100, 8, || ()), Some(()), "below the other");
+        mappings.forget(part);
+        assert_eq!(found(0x2100, 8), Some((whole, 0x1100)));
+        mappings.forget(whole);
+        assert_eq!(found(0x2100, 8), None);
+    }
+
+    #[test]
+    fn of_a_lease_mapped_twice_one_mapping_may_go_alone() {
+        let mappings = mappings();
+        let lease = MemoryName::Lease(5);
+        mappings.add(0x1000, 0x1000, lease);
+        mappings.add(0x9000, 0x1000, lease);
+        mappings.forget_at(0x1000, lease);
+        assert!(mappings.find(0x1000, 8).is_none());
+        assert!(mappings.find(0x9000, 8).is_some());
+    }
+
+    #[test]
+    fn every_mapping_is_looked_at_in_its_turn() {
+        let mappings = mappings();
+        // No driver of this machine has any of them.
+        for at in 1..=5 {
+            let mapped = Mapped { len_bytes: 8, identity: 9 };
+            mappings.lock().mapped.insert((at * 0x1000, MemoryName::Adopted(at)), mapped);
+        }
+        assert_eq!(mappings.take_freed(2), [1, 2]);
+        assert_eq!(mappings.take_freed(2), [3, 4]);
+        assert_eq!(mappings.take_freed(2), [5]);
+        assert!(mappings.take_freed(2).is_empty());
     }
 }
