@@ -122,10 +122,12 @@ impl Session {
                 gpu: options.gpu.clone(),
                 has_other_mapping: options.other_mapping.is_some(),
             };
-            let items = options.iter().map(item).collect();
+            let items: Vec<v1::AdoptItem> = options.iter().map(item).collect();
             let all = options.iter().flat_map(|options| [Some(&options.fd), options.other_mapping.as_ref()]);
             let fds: Vec<BorrowedFd<'_>> = all.flatten().map(AsFd::as_fd).collect();
-            let adopted = session.send_adoption(items, &fds).await?;
+            let (items, all) = (&items, &fds[..]);
+            let adopt = |session: Session| async move { session.send_adoption(items.clone(), all).await };
+            let adopted = session.across_restarts(adopt).await?;
             drop(fds);
             // Held from here on: what fails now gives up the rest by its drop.
             let mut memories: Vec<AdoptedMemory> =
@@ -200,10 +202,15 @@ impl AdoptedMemory {
     /// [`ClientError::SessionEnded`], [`ClientError::Deadline`], [`ClientError::Unreachable`]; the memory is given up in
     /// the background all the same.
     pub async fn disown(mut self) -> Result<(), ClientError> {
+        self.session.check_ours()?;
         self.session.mappings().forget(self.name());
-        let request = self.session.request(v1::DisownRequest { memory_id: self.id });
-        let answer = RegistrationsClient::new(self.session.channel()).disown(request).await;
-        match answer.map_err(|status| self.session.error("Registrations.Disown", status)) {
+        let memory_id = self.id;
+        let disown = |session: Session| async move {
+            let request = session.request(v1::DisownRequest { memory_id });
+            let answer = RegistrationsClient::new(session.channel()).disown(request).await;
+            answer.map_err(|status| session.error("Registrations.Disown", status))
+        };
+        match self.session.across_restarts(disown).await {
             // Given up before, when it was seen that the memory had been freed.
             Err(error) if error.reason() == Some(UNKNOWN) => {}
             answer => drop(answer?),
@@ -215,6 +222,9 @@ impl AdoptedMemory {
 
 impl Drop for AdoptedMemory {
     fn drop(&mut self) {
+        if !self.session.is_ours() {
+            return;
+        }
         self.session.mappings().forget(self.name());
         if self.owned && self.session.end().is_none() {
             Arc::clone(self.session.parting()).disown(self.id);

@@ -119,7 +119,8 @@ impl Registration {
     }
 }
 
-/// One hold on a lease. Dropped, it is released in the background; await [`Buffer::release`] to know that it was.
+/// One handle of a lease. With the last one that this process has in a session, dropped, the session's hold is released in
+/// the background; await [`Buffer::release`] to know that it was.
 #[derive(Debug)]
 pub struct Buffer {
     session: Session,
@@ -134,7 +135,6 @@ pub struct Buffer {
     memory: OnceLock<Segment>,
     /// What `memory` is for a CUDA GPU.
     pub(crate) device: OnceLock<Mapping>,
-    held: bool,
     live: Live,
 }
 
@@ -158,7 +158,7 @@ impl Session {
     }
 
     /// Becomes one more holder of a lease of the same tenant, with an own descriptor. A detached lease is detached no
-    /// more.
+    /// more. Of a lease that this session holds already it is one more handle.
     ///
     /// # Errors
     /// As [`Session::acquire`]; a lease of another tenant is refused as an unknown one.
@@ -190,7 +190,7 @@ impl Session {
 impl Buffer {
     /// The buffer of an answer. From here on it is held, and dropping it gives it back.
     fn new(lent: Lent, session: Session) -> Self {
-        let (lease, memory, live) = lent.take();
+        let Lent(lease, memory, live) = lent;
         Self {
             lease_id: lease.lease_id,
             size_bytes: lease.size_bytes,
@@ -201,7 +201,6 @@ impl Buffer {
             fd: Mutex::new(Some(memory)),
             memory: OnceLock::new(),
             device: OnceLock::new(),
-            held: true,
             live,
             session,
         }
@@ -363,17 +362,27 @@ impl Buffer {
         }
     }
 
-    /// Ends this hold. With the last holder NICs lose access and the memory is scrubbed.
+    /// Ends this handle, and with the last one in this session its hold. With the last holder NICs lose access and the
+    /// memory is scrubbed.
     ///
     /// # Errors
     /// [`ClientError::Refused`], such as for receives that are still posted to it; then it is released in the
     /// background as by a drop, which may be refused again and is then left to the end of the session.
     pub async fn release(mut self) -> Result<(), ClientError> {
-        self.session.mappings().forget(MemoryName::Lease(self.lease_id));
-        // Which lease is meant is certain without its generation, which a restart of the daemon changes.
-        self.session.release_lease(self.lease_id, 0).await?;
-        self.held = false;
+        self.session.check_ours()?;
+        self.forget_mapping();
+        if !self.live.is_shared() {
+            // Which lease is meant is certain without its generation, which a restart of the daemon changes.
+            self.session.release_lease(self.lease_id, 0).await?;
+            self.live.over();
+        }
         Ok(())
+    }
+
+    fn forget_mapping(&self) {
+        if let Some(segment) = self.memory.get() {
+            self.session.mappings().forget_at(segment.address(), MemoryName::Lease(self.lease_id));
+        }
     }
 
     /// Lets the lease outlive this session: once the last session that holds it has ended, it lives for `ttl`, until a
@@ -393,7 +402,6 @@ impl Buffer {
         };
         self.session.across_restarts(detach).await?;
         self.live.leave();
-        self.held = false;
         Ok(())
     }
 }
@@ -404,12 +412,8 @@ fn registrations(told: Vec<v1::Registration>) -> Vec<Registration> {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.session.mappings().forget(MemoryName::Lease(self.lease_id));
-        if self.held && self.session.end().is_none() {
-            let (session, lease_id) = (self.session.clone(), self.lease_id);
-            let runtime = session.runtime().clone();
-            // Nobody is left to tell; what is refused now ends with the session.
-            runtime.spawn(async move { session.release_lease(lease_id, 0).await.ok() });
+        if self.session.is_ours() {
+            self.forget_mapping();
         }
     }
 }

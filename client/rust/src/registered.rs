@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gdrd_proto::v1;
 use gdrd_proto::v1::registrations_client::RegistrationsClient;
 use gdrd_ring::LocalSpan;
+use tonic::Response;
 
 use crate::adopted::AdoptedMemory;
 use crate::buffer::Buffer;
@@ -295,8 +296,14 @@ impl Session {
             let asked = ranges.len();
             let mut request = options.0;
             request.ranges = ranges.into_iter().map(RangeOf::into_message).collect();
-            let answer = RegistrationsClient::new(session.channel()).register(session.request(request)).await;
-            let answer = answer.map_err(|status| session.error("Registrations.Register", status))?.into_inner();
+            let register = |session: Session| {
+                let request = session.request(request.clone());
+                async move {
+                    let answer = RegistrationsClient::new(session.channel()).register(request).await;
+                    answer.map(Response::into_inner).map_err(|status| session.error("Registrations.Register", status))
+                }
+            };
+            let answer = session.across_restarts(register).await?;
             if answer.ranges.len() != asked {
                 return Err(ClientError::protocol("as many registrations came as ranges were not asked for"));
             }
@@ -318,8 +325,13 @@ impl Session {
     }
 
     async fn deregister_ids(&self, registration_ids: Vec<u64>) -> Result<(), ClientError> {
-        let request = self.request(v1::DeregisterRequest { registration_ids });
-        let answer = RegistrationsClient::new(self.channel()).deregister(request).await;
-        answer.map(drop).map_err(|status| self.error("Registrations.Deregister", status))
+        let deregister = |session: Session| {
+            let request = session.request(v1::DeregisterRequest { registration_ids: registration_ids.clone() });
+            async move {
+                let answer = RegistrationsClient::new(session.channel()).deregister(request).await;
+                answer.map(drop).map_err(|status| session.error("Registrations.Deregister", status))
+            }
+        };
+        self.across_restarts(deregister).await
     }
 }

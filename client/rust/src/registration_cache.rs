@@ -286,6 +286,7 @@ impl RegistrationCache {
     }
 
     async fn register(&self, session: &Session, address: u64, len_bytes: u64) -> Result<(), ClientError> {
+        session.check_ours()?;
         let mut was_freed = false;
         let (memory, identity, offset) = loop {
             match session.mappings().find(address, len_bytes) {

@@ -49,6 +49,12 @@ impl ForkMark {
         self.word().load(Ordering::Relaxed) == OURS
     }
 
+    /// Takes the mark away, as the kernel does for a child: for tests of what a child may do.
+    #[doc(hidden)]
+    pub fn wipe(&self) {
+        self.word().store(0, Ordering::Relaxed);
+    }
+
     fn word(&self) -> &AtomicU64 {
         // SAFETY: the page is mapped until the drop, aligned to more than the word needs, zeroed by the kernel and thus
         // a valid value, and nothing else refers to it.

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{BUFFER_BYTES, acquire, number, rows};
+use gdrd_client::{AcquireOptions, ClientOptions, RuntimeDir};
 use gdrd_harness::script::Command;
 use gdrd_harness::{Daemon, Puppet, wait_until};
 use serde_json::Value;
@@ -112,4 +113,31 @@ fn a_time_to_live_beyond_the_bound_is_refused_and_the_hold_is_kept() {
     assert_eq!(number(&only_lease(&mut puppet)["id"]), lease_id);
     puppet.run(Command::Release { buffer: "b".into() });
     none_left(&mut puppet);
+}
+
+#[tokio::test]
+async fn a_lease_that_a_session_opens_again_is_held_until_its_last_handle_goes() {
+    let daemon = Daemon::start();
+    let options = ClientOptions::default().runtime_dir(RuntimeDir::new(daemon.runtime_dir()));
+    let client = options.connect().await.expect("the daemon is there");
+    let session = client.open_session("twice").await.expect("a session");
+    let first = session.acquire(AcquireOptions::on_gpu("GPU0", BUFFER_BYTES)).await.expect("a buffer");
+    let (second, third) = (
+        session.open_lease(first.lease_id()).await.expect("one more handle"),
+        session.open_lease(first.lease_id()).await.expect("one more handle"),
+    );
+    let address = second.memory().expect("memory of a simulated gpu").address();
+    first.memory().expect("memory of a simulated gpu");
+    first.write_from(9, b"kept").expect("it is mapped");
+    session.registration_or_register(address, 64).await.expect("it is registered");
+    first.release().await.expect("it is held");
+    drop(third);
+    assert_eq!(session.leases().await.expect("a list").len(), 1);
+    assert!(session.registration(address, 64).is_some(), "of the other mapping");
+    assert!(second.is_current());
+    let mut content = [0; 4];
+    second.read_into(9, &mut content).expect("it is mapped");
+    assert_eq!(&content, b"kept");
+    second.release().await.expect("it is held");
+    assert!(session.leases().await.expect("a list").is_empty());
 }

@@ -36,7 +36,6 @@ pub struct QueuePair {
     doorbell: OwnedFd,
     waiter: Waiter,
     live: Live,
-    alive: bool,
 }
 
 impl Session {
@@ -55,7 +54,7 @@ impl Session {
         FinishOnDrop::new(self.runtime(), call).await
     }
 
-    async fn destroy_queue_pair(&self, queue_pair_id: u64) -> Result<(), ClientError> {
+    pub(crate) async fn destroy_queue_pair(&self, queue_pair_id: u64) -> Result<(), ClientError> {
         let destroy = |session: Session| async move {
             let request = session.request(v1::DestroyQueuePairRequest { queue_pair_id });
             let answer = QueuePairsClient::new(session.channel()).destroy(request).await;
@@ -77,14 +76,8 @@ impl QueuePair {
             let missing = || ClientError::protocol(format!("a queue pair came without its {kind} fd"));
             delivery.take(kind).ok_or_else(missing)
         };
-        let opened = (|| Ok((ClientRing::open(take("ring")?)?, take("doorbell")?)))();
-        match opened {
-            Ok((ring, doorbell)) => QueuePair::new(session, made, ring, doorbell, live),
-            Err(error) => {
-                session.destroy_queue_pair(made.queue_pair_id).await?;
-                Err(error)
-            }
-        }
+        let (ring, doorbell) = (ClientRing::open(take("ring")?)?, take("doorbell")?);
+        QueuePair::new(session, made, ring, doorbell, live)
     }
 
     fn new(
@@ -106,7 +99,6 @@ impl QueuePair {
             doorbell,
             waiter: Waiter::default(),
             live,
-            alive: true,
         })
     }
 
@@ -159,6 +151,7 @@ impl QueuePair {
     /// # Errors
     /// [`ClientError::Refused`] for an endpoint that this port cannot reach, or a queue pair that is connected.
     pub async fn connect(&self, remote: &Endpoint) -> Result<(), ClientError> {
+        self.session.check_ours()?;
         let remote = Some(remote.message().clone());
         let request = self.session.request(v1::ConnectQueuePairRequest { queue_pair_id: self.id, remote });
         let answer = QueuePairsClient::new(self.session.channel()).connect(request).await;
@@ -168,7 +161,9 @@ impl QueuePair {
     /// Posts one request that makes a completion. `wr_id` comes back in it.
     ///
     /// # Errors
-    /// [`ClientError::Submit`] when the queue is full or closed, or the request is malformed; then nothing was posted.
+    /// [`ClientError::Submit`] when the queue is full or closed, or the request is malformed, and
+    /// [`ClientError::InvalidArgument`] in a forked child; then nothing was posted. [`ClientError::Io`] when it was, and the
+    /// doorbell could not be rung.
     pub fn post(&self, wr_id: u64, operation: Operation) -> Result<(), ClientError> {
         self.post_with(&Submission { wr_id, flags: SubmissionFlags::SIGNALED, operation })
     }
@@ -186,6 +181,7 @@ impl QueuePair {
     /// # Errors
     /// As [`QueuePair::post`] when not even the first could be posted.
     pub fn post_batch(&self, batch: &[Submission]) -> Result<usize, ClientError> {
+        self.session.check_ours()?;
         let (posted, wake) = {
             let mut ring = self.lock();
             let posted = ring.submit_batch(batch).map_err(|error| self.submit_error(error))?;
@@ -200,8 +196,10 @@ impl QueuePair {
     /// The next completion, if there is one. Makes no system call.
     ///
     /// # Errors
-    /// [`ClientError::Ring`] when the queue pair has ended and all was polled, [`ClientError::SessionEnded`].
+    /// [`ClientError::Ring`] when the queue pair has ended and all was polled, [`ClientError::SessionEnded`],
+    /// [`ClientError::InvalidArgument`] in a forked child.
     pub fn poll(&self) -> Result<Option<Completion>, ClientError> {
+        self.session.check_ours()?;
         let mut ring = self.lock();
         self.poll_locked(&mut ring)
     }
@@ -230,14 +228,15 @@ impl QueuePair {
     }
 
     /// The next completion, polling without sleep for at most `patience`; `None` when there was none. Takes the least
-    /// time from post to completion, and a whole CPU.
+    /// time from post to completion, and a whole CPU. Others may post meanwhile.
     ///
     /// # Errors
     /// As [`QueuePair::poll`].
     pub fn poll_busy(&self, patience: Duration) -> Result<Option<Completion>, ClientError> {
-        let mut ring = self.lock();
+        self.session.check_ours()?;
         let mut since = None;
         loop {
+            let mut ring = self.lock();
             for _ in 0..POLLS_PER_LOOK {
                 if let Some(completion) = ring.poll().map_err(RingError::from)? {
                     return Ok(Some(completion));
@@ -247,6 +246,7 @@ impl QueuePair {
             if let Some(completion) = self.poll_locked(&mut ring)? {
                 return Ok(Some(completion));
             }
+            drop(ring);
             if since.get_or_insert_with(Instant::now).elapsed() > patience {
                 return Ok(None);
             }
@@ -260,6 +260,7 @@ impl QueuePair {
     /// # Errors
     /// As [`QueuePair::poll`].
     pub async fn completion(&self) -> Result<Completion, ClientError> {
+        self.session.check_ours()?;
         loop {
             let woken = self.waiter.woken();
             tokio::pin!(woken);
@@ -291,7 +292,7 @@ impl QueuePair {
     /// [`ClientError::SessionEnded`], [`ClientError::Deadline`], [`ClientError::Unreachable`].
     pub async fn destroy(mut self) -> Result<(), ClientError> {
         self.session.destroy_queue_pair(self.id).await?;
-        self.alive = false;
+        self.live.over();
         Ok(())
     }
 
@@ -342,12 +343,8 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        self.lock().cancel_waits();
-        if self.alive && self.session.end().is_none() {
-            let (session, id) = (self.session.clone(), self.id);
-            let runtime = session.runtime().clone();
-            // Nobody is left to tell; what is refused now ends with the session.
-            runtime.spawn(async move { session.destroy_queue_pair(id).await.ok() });
+        if self.session.is_ours() {
+            self.lock().cancel_waits();
         }
     }
 }
@@ -355,5 +352,85 @@ impl Drop for QueuePair {
 impl From<gdrd_ring::Corrupt> for ClientError {
     fn from(corrupt: gdrd_ring::Corrupt) -> Self {
         Self::Ring(corrupt.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gdrd_ring::{BrokerRing, CompletionOpcode, Geometry, RemoteSpan, Source, Status, Submitted};
+
+    use super::*;
+    use crate::session::tests::opened;
+
+    /// Long beside anything that a busy machine does to a thread.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A queue pair of the session, whose broker is the test.
+    fn queue_pair(session: &Session) -> (QueuePair, BrokerRing) {
+        let broker = BrokerRing::create(Geometry::new(4, 4).unwrap()).unwrap();
+        let ring = ClientRing::open(broker.fd().try_clone_to_owned().unwrap()).unwrap();
+        let doorbell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let made = v1::QueuePair { queue_pair_id: 7, endpoint: Some(v1::Endpoint::default()), ..Default::default() };
+        let live = session.live(Subject::QueuePair(7));
+        (QueuePair::new(session.clone(), made, ring, doorbell, live).unwrap(), broker)
+    }
+
+    fn write() -> Operation {
+        let local = gdrd_ring::LocalSpan { slot: 0, generation: 1, offset: 0, len_bytes: 8 };
+        Operation::Write { source: Source::Local(local), remote: RemoteSpan { rkey: 1, iova: 0 }, imm: None }
+    }
+
+    #[tokio::test]
+    async fn others_post_while_a_thread_polls_without_sleep() {
+        let (session, _daemon, _page) = opened().await;
+        let (queue_pair, mut broker) = queue_pair(&session);
+        std::thread::scope(|scope| {
+            let polling = scope.spawn(|| queue_pair.poll_busy(PATIENCE));
+            // From here on it is under way.
+            while queue_pair.ring.try_lock().is_ok() {
+                std::thread::yield_now();
+            }
+            queue_pair.post(1, write()).unwrap();
+            assert!(matches!(broker.take(), Ok(Some(Submitted::Request(_)))));
+            let (status, opcode) = (Status::Success, CompletionOpcode::Write);
+            let done = Completion { wr_id: 1, status, opcode, byte_len: 0, imm: None, qp_num: 0, vendor_error: 0 };
+            broker.complete(&done).unwrap();
+            broker.publish().unwrap();
+            assert_eq!(polling.join().unwrap().unwrap().map(|done| done.wr_id), Some(1));
+        });
+    }
+
+    #[tokio::test]
+    async fn a_forked_child_neither_uses_nor_ends_what_is_its_parents() {
+        let (session, daemon, _page) = opened().await;
+        let (queue_pair, mut broker) = queue_pair(&session);
+        let lease = session.live(Subject::Lease(3));
+        session.become_child();
+        let refused = |answer: Result<(), ClientError>| match answer {
+            Err(ClientError::InvalidArgument { what }) => assert!(what.contains("forked"), "{what}"),
+            other => panic!("{other:?}"),
+        };
+        refused(queue_pair.post(1, write()));
+        refused(queue_pair.poll().map(drop));
+        refused(queue_pair.poll_busy(Duration::ZERO).map(drop));
+        refused(queue_pair.completion().await.map(drop));
+        refused(queue_pair.connect(queue_pair.endpoint()).await);
+        refused(session.release_lease(3, 0).await);
+        refused(session.register(Vec::new(), crate::RegisterOptions::new()).await.map(drop));
+        session.parting().disown(1);
+        session.parting().deregister(1);
+        drop((queue_pair, lease, session));
+        assert_eq!(broker.take().map(drop), Ok(()), "the ring is whole");
+        // What was spawned would run now.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        let mut packet = [0; 16];
+        let heard = rustix::net::recv(&daemon, &mut packet, rustix::net::RecvFlags::DONTWAIT);
+        assert_eq!(
+            heard.map(|(_, len)| len),
+            Err(rustix::io::Errno::AGAIN),
+            "the session goes on, and nothing was asked"
+        );
     }
 }

@@ -18,13 +18,10 @@ impl Session {
         let asked = items.len();
         let (request_id, answer) = self.0.adoptions.begin();
         let message = client_message::Message::Adopt(v1::Adopt { request_id, items });
-        self.0.socket.send(message, fds).await?;
+        self.send(message, fds).await?;
         let deadline = self.0.context.deadline;
         let late = |_| ClientError::Deadline { call: "Adopt", deadline };
-        let adopted = match tokio::time::timeout(deadline, answer).await.map_err(late)? {
-            Ok(adopted) => adopted,
-            Err(_) => return Err(self.ended().await.into()),
-        };
+        let adopted = tokio::time::timeout(deadline, answer).await.map_err(late)?.map_err(|_| self.unanswered())?;
         if !adopted.reason.is_empty() {
             return Err(ClientError::NotAdopted { reason: adopted.reason, message: adopted.message });
         }

@@ -11,10 +11,11 @@ use gdrd_proto::v1::{answer, call, client_message};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::{Code, Status};
 
+use super::Session;
 use super::deliveries::{Live, Subject};
 use super::questions::Questions;
+use super::reader::Reader;
 use super::socket::SessionSocket;
-use super::{Reader, Session};
 use crate::calls::REASON_KEY;
 use crate::error::ClientError;
 
@@ -30,23 +31,9 @@ pub(crate) enum Answered {
     Refused(v1::Refused),
 }
 
-/// A lease that this process has from here on. Dropped before it is taken, it goes back.
+/// A lease that this process has from here on, its memory, and what gives it back.
 #[derive(Debug)]
-pub(crate) struct Lent(Option<(v1::Lease, OwnedFd, Live)>);
-
-impl Lent {
-    pub(crate) fn take(mut self) -> (v1::Lease, OwnedFd, Live) {
-        self.0.take().expect("taken once, by value")
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        if let Some((_, _, live)) = self.0.take() {
-            live.give_back();
-        }
-    }
-}
+pub(crate) struct Lent(pub(crate) v1::Lease, pub(crate) OwnedFd, pub(crate) Live);
 
 /// Calls of one session.
 #[derive(Debug)]
@@ -113,7 +100,7 @@ impl Calls {
         let ack = self.held_ack();
         if ack.delivery_id != 0 {
             let message = v1::Ack { delivery_id: ack.delivery_id };
-            socket.send(client_message::Message::Ack(message), &[]).await?;
+            socket.tell(client_message::Message::Ack(message)).await?;
         }
         ack.sent();
         Ok(())
@@ -146,17 +133,9 @@ impl Session {
         let ack = calls.held_ack();
         let timeout_ms = u32::try_from(self.0.context.deadline.as_millis()).unwrap_or(u32::MAX);
         let message = v1::Call { request_id, ack_delivery_id: ack.delivery_id, timeout_ms, call: Some(call) };
-        if let Err(error) = self.0.socket.send(client_message::Message::Call(message), &[]).await {
-            return Err(if error.is_lost_socket() { self.ended().await.into() } else { error });
-        }
+        self.send(client_message::Message::Call(message), &[]).await?;
         ack.sent();
-        match answer.await {
-            Ok(answered) => Ok(answered),
-            Err(_) => match self.end() {
-                Some(end) => Err(end.into()),
-                None => Err(self.0.context.restarted("the daemon was started again before it answered")),
-            },
-        }
+        answer.await.map_err(|_| self.unanswered())
     }
 }
 
@@ -169,7 +148,7 @@ impl Reader {
                 let memory = fds.pop().ok_or_else(|| ClientError::protocol("a buffer came without its memory fd"))?;
                 self.calls.held_ack.store(lease.delivery_id, Ordering::SeqCst);
                 let live = self.deliveries.live(Subject::Lease(lease.lease_id));
-                Answered::Lent(Lent(Some((lease, memory, live))))
+                Answered::Lent(Lent(lease, memory, live))
             }
             Some(answer::Answer::Released(_)) => Answered::Released,
             Some(answer::Answer::Refused(refused)) => Answered::Refused(refused),
@@ -248,7 +227,7 @@ mod tests {
         let call = next_call(&daemon);
         assert_eq!((call.ack_delivery_id, call.timeout_ms), (0, 30_000));
         lend(&daemon, call.request_id, 10, 7);
-        let (lease, _memory, _live) = acquiring.await.unwrap().unwrap().take();
+        let Lent(lease, _memory, _live) = acquiring.await.unwrap().unwrap();
         assert_eq!(lease.lease_id, 10);
         let releasing = session.call("Buffers.Release", release(10));
         let answering = async {
@@ -267,16 +246,16 @@ mod tests {
         settle().await;
         let (one, two) = (next_call(&daemon).request_id, next_call(&daemon).request_id);
         lend(&daemon, one, 10, 7);
-        first.await.unwrap().unwrap().take();
+        let _first = first.await.unwrap().unwrap();
         assert_eq!(daemon_receive(&daemon), Some(client_message::Message::Ack(v1::Ack { delivery_id: 7 })));
         lend(&daemon, two, 20, 8);
-        second.await.unwrap().unwrap().take();
+        let _second = second.await.unwrap().unwrap();
         let expected = session.expect_delivery().await.unwrap();
         assert_eq!(daemon_receive(&daemon), Some(client_message::Message::Ack(v1::Ack { delivery_id: 8 })));
         let third = lent_to(&session);
         settle().await;
         lend(&daemon, next_call(&daemon).request_id, 30, 9);
-        third.await.unwrap().unwrap().take();
+        let _third = third.await.unwrap().unwrap();
         let acknowledged = daemon_receive(&daemon);
         assert_eq!(
             acknowledged,
@@ -319,7 +298,7 @@ mod tests {
         let made_again = next_call(&daemon).request_id;
         assert_ne!(made_again, lost);
         lend(&daemon, made_again, 10, 7);
-        assert_eq!(acquiring.await.unwrap().unwrap().take().0.lease_id, 10);
+        assert_eq!(acquiring.await.unwrap().unwrap().0.lease_id, 10);
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gdrd_proto::v1;
+use gdrd_shm::ForkMark;
 use tokio::sync::oneshot;
 
 /// What descriptors belong to.
@@ -62,6 +63,7 @@ type GiveBack = dyn Fn(Subject) + Send + Sync;
 
 struct Shared {
     state: Mutex<State>,
+    mark: Arc<ForkMark>,
     give_back: Box<GiveBack>,
 }
 
@@ -76,9 +78,10 @@ impl fmt::Debug for Deliveries {
 }
 
 impl Deliveries {
-    /// `give_back` is called with what was lent to a call that nobody waits for any more. It must not block.
-    pub(super) fn new(give_back: impl Fn(Subject) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(Shared { state: Mutex::default(), give_back: Box::new(give_back) }))
+    /// `give_back` is called with what this process has no handle of any more, or was lent to a call that nobody waits
+    /// for. It must not block.
+    pub(super) fn new(mark: Arc<ForkMark>, give_back: impl Fn(Subject) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(Shared { state: Mutex::default(), mark, give_back: Box::new(give_back) }))
     }
 
     /// Announces a call whose reply may name a delivery. While no call is announced, nothing is kept.
@@ -94,8 +97,13 @@ impl Deliveries {
 
     /// Notes that this process has a handle of this.
     pub(super) fn live(&self, subject: Subject) -> Live {
-        self.lock().live.entry(subject).or_default().0 += 1;
-        Live { deliveries: self.clone(), subject }
+        let mut state = self.lock();
+        state.live.entry(subject).or_default().0 += 1;
+        if let Subject::Lease(id) = subject {
+            // Opened again, it is detached no more.
+            state.left.remove(&id);
+        }
+        Live { deliveries: self.clone(), subject, is_over: false }
     }
 
     /// Hands a delivery to its call, or keeps it for one that is still to ask.
@@ -142,12 +150,10 @@ impl Deliveries {
 
     /// Gives back what calls that were given up had been lent, but what another handle of this process still uses.
     fn return_orphans(&self, orphans: impl IntoIterator<Item = Delivery>) {
-        orphans.into_iter().filter_map(|orphan| orphan.subject).for_each(|subject| self.give_back(subject));
-    }
-
-    fn give_back(&self, subject: Subject) {
-        if !self.lock().live.contains_key(&subject) {
-            (self.0.give_back)(subject);
+        for subject in orphans.into_iter().filter_map(|orphan| orphan.subject) {
+            if !self.lock().live.contains_key(&subject) {
+                (self.0.give_back)(subject);
+            }
         }
     }
 
@@ -178,15 +184,15 @@ fn arrived(slot: Slot) -> Option<Delivery> {
 pub(crate) struct Expectation(Deliveries);
 
 impl Expectation {
-    /// The delivery `id` for a handle of `subject`, when it has come; `None` when the session ends first.
+    /// The delivery `id` for a handle of `subject`, when it has come; `None` when it will not. Given up, or without a
+    /// delivery, the handle goes again.
     pub(super) async fn claim(self, id: u64, subject: Subject) -> Option<(Delivery, Live)> {
+        // The daemon has lent it, whenever its descriptors come.
+        let live = self.0.live(subject);
         let waiting = {
             let mut state = self.0.lock();
             match state.slots.remove(&id) {
-                Some(Slot::Arrived(delivery)) => {
-                    state.live.entry(subject).or_default().0 += 1;
-                    return Some((delivery, Live { deliveries: self.0.clone(), subject }));
-                }
+                Some(Slot::Arrived(delivery)) => return Some((delivery, live)),
                 _ if state.ended => return None,
                 _ => {}
             }
@@ -194,8 +200,7 @@ impl Expectation {
             state.slots.insert(id, Slot::Awaited(sender));
             receiver
         };
-        let delivery = waiting.await.ok()?;
-        Some((delivery, self.0.live(subject)))
+        Some((waiting.await.ok()?, live))
     }
 }
 
@@ -210,42 +215,57 @@ impl Drop for Expectation {
     }
 }
 
-/// Says that this process has a handle of a lease or queue pair.
+/// A handle that this process has of a lease or queue pair. With the last one, what it is of goes back to the daemon.
 #[derive(Debug)]
 pub(crate) struct Live {
     deliveries: Deliveries,
     subject: Subject,
+    is_over: bool,
 }
 
 impl Live {
-    /// The hold stays when the handle goes, until the session ends.
+    /// The lease stays when its handles go, until the session ends.
     pub(crate) fn leave(&self) {
         if let Subject::Lease(id) = self.subject {
             self.deliveries.lock().left.insert(id);
         }
     }
 
-    /// The handle goes, and with the last one of this process what it is of.
-    pub(super) fn give_back(self) {
-        let (deliveries, subject) = (self.deliveries.clone(), self.subject);
-        drop(self);
-        deliveries.give_back(subject);
+    /// The daemon has taken it back.
+    pub(crate) fn over(&mut self) {
+        self.is_over = true;
+    }
+
+    /// Whether this process has another handle of the same.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.deliveries.lock().live.get(&self.subject).is_some_and(|(handles, _)| *handles > 1)
     }
 
     /// Why the queue pair failed, where the daemon said so.
     pub(crate) fn failure(&self) -> Option<String> {
         self.deliveries.lock().live.get(&self.subject).and_then(|(_, failure)| failure.clone())
     }
+
+    /// Whether what it is of is to go back.
+    fn part(&self) -> bool {
+        let mut state = self.deliveries.lock();
+        if let Some((handles, _)) = state.live.get_mut(&self.subject) {
+            *handles -= 1;
+            if *handles > 0 {
+                return false;
+            }
+        }
+        state.live.remove(&self.subject);
+        let is_left = matches!(self.subject, Subject::Lease(id) if state.left.contains(&id));
+        !self.is_over && !is_left && !state.ended
+    }
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
-        let mut state = self.deliveries.lock();
-        if let Some((handles, _)) = state.live.get_mut(&self.subject) {
-            *handles -= 1;
-            if *handles == 0 {
-                state.live.remove(&self.subject);
-            }
+        // In a forked child the lock may be held for ever, and what the handle is of is the parent's.
+        if self.deliveries.0.mark.is_ours() && self.part() {
+            (self.deliveries.0.give_back)(self.subject);
         }
     }
 }
@@ -264,7 +284,8 @@ mod tests {
     fn deliveries() -> (Deliveries, Arc<Mutex<Vec<Subject>>>) {
         let given_back = Arc::new(Mutex::new(Vec::new()));
         let list = Arc::clone(&given_back);
-        (Deliveries::new(move |subject| list.lock().unwrap().push(subject)), given_back)
+        let mark = Arc::new(ForkMark::new().unwrap());
+        (Deliveries::new(mark, move |subject| list.lock().unwrap().push(subject)), given_back)
     }
 
     #[tokio::test]
@@ -272,7 +293,8 @@ mod tests {
         let (deliveries, given_back) = deliveries();
         let (first, second) = (deliveries.expect(), deliveries.expect());
         deliveries.arrive(1, delivery(10, "memory"));
-        assert!(first.claim(1, Subject::Lease(10)).await.unwrap().0.take("memory").is_some());
+        let (mut kept, _live) = first.claim(1, Subject::Lease(10)).await.unwrap();
+        assert!(kept.take("memory").is_some());
         let later = async { deliveries.arrive(2, delivery(20, "ring")) };
         let (got, ()) = tokio::join!(second.claim(2, Subject::Lease(20)), later);
         let (mut got, _live) = got.unwrap();
@@ -304,14 +326,50 @@ mod tests {
         assert!(deliveries.lock().live.is_empty());
     }
 
-    #[tokio::test]
-    async fn a_handle_given_back_takes_the_lease_along_unless_there_is_another() {
+    #[test]
+    fn a_lease_goes_back_with_its_last_handle_unless_it_has_ended_or_was_detached() {
         let (deliveries, given_back) = deliveries();
-        let (first, second) = (deliveries.live(Subject::Lease(10)), deliveries.live(Subject::Lease(10)));
-        first.give_back();
-        assert!(given_back.lock().unwrap().is_empty());
-        second.give_back();
+        let handle = |id| deliveries.live(Subject::Lease(id));
+        let (first, second) = (handle(10), handle(10));
+        assert!(first.is_shared());
+        drop(first);
+        assert!(given_back.lock().unwrap().is_empty() && !second.is_shared());
+        drop(second);
+        let mut ended = handle(20);
+        ended.over();
+        drop(ended);
+        let detached = handle(30);
+        detached.leave();
+        drop(detached);
         assert_eq!(*given_back.lock().unwrap(), [Subject::Lease(10)]);
+        drop(handle(30));
+        assert_eq!(*given_back.lock().unwrap(), [10, 30].map(Subject::Lease), "opened again, it is detached no more");
+    }
+
+    #[tokio::test]
+    async fn a_claim_that_is_given_up_gives_back_whether_or_not_its_delivery_came() {
+        for comes in [false, true] {
+            let (deliveries, given_back) = deliveries();
+            let claim = deliveries.expect().claim(1, Subject::QueuePair(10));
+            tokio::select! {
+                biased;
+                _ = claim => unreachable!("nothing has come"),
+                () = async { if comes { deliveries.arrive(1, delivery(0, "ring")) } } => {}
+            }
+            assert_eq!(*given_back.lock().unwrap(), [Subject::QueuePair(10)], "{comes}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_delivery_that_came_before_a_restart_is_still_handed_out() {
+        let (deliveries, given_back) = deliveries();
+        let claim = deliveries.expect().claim(1, Subject::Lease(10));
+        let (claimed, ()) = tokio::join!(claim, async {
+            deliveries.arrive(1, delivery(10, "memory"));
+            deliveries.resumed([Subject::Lease(10)]);
+        });
+        assert!(claimed.is_some());
+        assert!(given_back.lock().unwrap().is_empty());
     }
 
     #[tokio::test]
@@ -326,7 +384,7 @@ mod tests {
             deliveries.resumed([10, 20, 30, 40].map(Subject::Lease));
         });
         assert!(claimed.is_none(), "descriptors that were not sent will not come");
-        assert_eq!(*given_back.lock().unwrap(), [Subject::Lease(30), Subject::Lease(40)]);
+        assert_eq!(*given_back.lock().unwrap(), [Subject::Lease(40), Subject::Lease(30)]);
         live.leave();
         drop((live, second));
         given_back.lock().unwrap().clear();

@@ -5,17 +5,18 @@ mod calls;
 mod deliveries;
 mod prove;
 mod questions;
+mod reader;
 mod socket;
 
+use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use gdrd_proto::v1;
-use gdrd_proto::v1::buffers_client::BuffersClient;
-use gdrd_proto::v1::queue_pairs_client::QueuePairsClient;
 use gdrd_proto::v1::{client_message, daemon_message};
 use gdrd_ring::GenerationReader;
+use gdrd_shm::ForkMark;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -27,6 +28,7 @@ pub(crate) use calls::Lent;
 use deliveries::Deliveries;
 pub(crate) use deliveries::{Delivery, Expectation, Live, Subject};
 use questions::Questions;
+use reader::Reader;
 use socket::{Packet, SessionSocket};
 
 use crate::calls::{CallContext, Token};
@@ -48,6 +50,10 @@ impl SessionEnd {
     fn new(reason: &str, message: impl Into<String>) -> Self {
         Self { reason: reason.to_owned(), message: message.into() }
     }
+
+    fn closed_by_client() -> Self {
+        Self::new("CLOSED_BY_CLIENT", "this client closed it")
+    }
 }
 
 impl From<SessionEnd> for ClientError {
@@ -63,6 +69,8 @@ pub struct Session(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
+    /// Everything here is the parent's in a forked child, where its locks may be held for ever.
+    mark: Arc<ForkMark>,
     id: u64,
     token: Token,
     channel: Channel,
@@ -106,43 +114,56 @@ impl Session {
         let (welcome, page) = handshake.map_err(late)??;
         let socket = Arc::new(socket);
         let token = Token::new(&welcome.token);
-        let deliveries = deliveries_of(channel.clone(), token.clone(), context.clone());
+        let mark = Arc::new(ForkMark::new()?);
         let (proofs, adoptions) = (Questions::default(), Questions::default());
         let calls = Arc::new(Calls::new());
         let page = Arc::new(page);
         let mappings = Mappings::new(Arc::clone(&page))?;
-        let parting = Parting::new(channel.clone(), token.clone(), context.clone(), Handle::current());
+        let runtime = Handle::current();
+        let parting = Parting::new(Arc::clone(&mark), channel.clone(), token.clone(), context.clone(), runtime.clone());
         let (end_sender, end) = watch::channel(None);
         let (resumed_sender, resumed) = watch::channel(0);
-        let reader = Reader {
-            socket: Arc::clone(&socket),
-            calls: Arc::clone(&calls),
-            deliveries: deliveries.clone(),
-            proofs: proofs.clone(),
-            resumed: resumed_sender,
-            adoptions: adoptions.clone(),
-            parting: Arc::clone(&parting),
+        let over = |weak: &Weak<Shared>| {
+            let weak = Weak::clone(weak);
+            // What a session that is gone held, the daemon has taken back.
+            let give_back = move |subject| {
+                if let Some(shared) = weak.upgrade() {
+                    Session(shared).give_back(subject);
+                }
+            };
+            let deliveries = Deliveries::new(Arc::clone(&mark), give_back);
+            let reader = Reader {
+                socket: Arc::clone(&socket),
+                calls: Arc::clone(&calls),
+                deliveries: deliveries.clone(),
+                proofs: proofs.clone(),
+                resumed: resumed_sender,
+                adoptions: adoptions.clone(),
+                parting: Arc::clone(&parting),
+            };
+            let reader = runtime.spawn(reader.run(end_sender)).abort_handle();
+            let id = welcome.session_id;
+            Shared {
+                mark,
+                id,
+                token,
+                channel,
+                context,
+                socket,
+                page,
+                mappings,
+                parting,
+                calls,
+                deliveries,
+                proofs,
+                adoptions,
+                end,
+                resumed,
+                reader,
+                runtime,
+            }
         };
-        let reader = tokio::spawn(reader.run(end_sender)).abort_handle();
-        let (id, runtime) = (welcome.session_id, Handle::current());
-        Ok(Self(Arc::new(Shared {
-            id,
-            token,
-            channel,
-            context,
-            socket,
-            page,
-            mappings,
-            parting,
-            calls,
-            deliveries,
-            proofs,
-            adoptions,
-            end,
-            resumed,
-            reader,
-            runtime,
-        })))
+        Ok(Self(Arc::new_cyclic(over)))
     }
 
     /// The session's number, as lists and the daemon's log show it.
@@ -155,7 +176,7 @@ impl Session {
     pub async fn ended(&self) -> SessionEnd {
         let mut end = self.0.end.clone();
         let ended = end.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
-        ended.unwrap_or_else(|| SessionEnd::new("CLOSED_BY_CLIENT", "this client closed it"))
+        ended.unwrap_or_else(SessionEnd::closed_by_client)
     }
 
     /// Whether the session is over, and how.
@@ -181,7 +202,7 @@ impl Session {
     /// Ends the session now, for forked children that hold its socket as well. Mappings stay valid until their buffers
     /// are dropped; NIC access ends.
     pub fn close(&self) {
-        self.0.socket.shutdown();
+        self.0.socket.close();
     }
 
     /// The generation that the daemon now gives to a registration slot: one load, no call. A registration whose own
@@ -189,6 +210,34 @@ impl Session {
     #[must_use]
     pub fn generation_of(&self, slot: u32) -> Option<u64> {
         self.0.page.current(slot)
+    }
+
+    /// Whether this process opened the session, and is no forked child of the one that did.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.0.mark.is_ours()
+    }
+
+    /// # Errors
+    /// [`ClientError::InvalidArgument`] in a forked child: rings and leases are the parent's, and so is the runtime that
+    /// would make a call.
+    pub(crate) fn check_ours(&self) -> Result<(), ClientError> {
+        if self.is_ours() {
+            return Ok(());
+        }
+        Err(ClientError::InvalidArgument {
+            what: "this process was forked from the session's; open a session of its own".to_owned(),
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn live(&self, subject: Subject) -> Live {
+        self.0.deliveries.live(subject)
+    }
+
+    /// From here on everything takes this process for a forked child.
+    #[cfg(test)]
+    pub(crate) fn become_child(&self) {
+        self.0.mark.wipe();
     }
 
     pub(crate) fn mappings(&self) -> &Mappings {
@@ -219,6 +268,35 @@ impl Session {
         self.0.context.session_request(&self.0.token, message)
     }
 
+    /// Sends a packet whose answer is waited for.
+    async fn send(&self, message: client_message::Message, fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        self.check_ours()?;
+        match self.0.socket.send(message, fds).await {
+            Err(error) if error.is_lost_socket() => Err(self.ended().await.into()),
+            sent => sent,
+        }
+    }
+
+    /// Why a question on the socket has no answer.
+    fn unanswered(&self) -> ClientError {
+        match self.end() {
+            Some(end) => end.into(),
+            None => self.0.context.restarted("the daemon was started again before it answered"),
+        }
+    }
+
+    /// Gives back in the background what has no handle here. Nobody is left to tell where that is refused; it then ends
+    /// with the session, and a daemon that is started again asks again.
+    fn give_back(self, subject: Subject) {
+        let runtime = self.runtime().clone();
+        runtime.spawn(async move {
+            match subject {
+                Subject::Lease(id) => self.release_lease(id, 0).await.ok(),
+                Subject::QueuePair(id) => self.destroy_queue_pair(id).await.ok(),
+            }
+        });
+    }
+
     /// What a failed call means; after the end of the session that is the reason, whatever the call said.
     pub(crate) fn error(&self, call: &'static str, status: Status) -> ClientError {
         match self.end() {
@@ -241,6 +319,7 @@ impl Session {
         &self,
         call: impl Fn(Session) -> F,
     ) -> Result<T, ClientError> {
+        self.check_ours()?;
         let call = || call(self.clone());
         let seen = self.restarts();
         let until = tokio::time::Instant::now() + self.0.context.deadline;
@@ -302,9 +381,9 @@ const GONE: [&str; 3] = ["LEASE_UNKNOWN", "LEASE_NOT_HELD", "QUEUE_PAIR_UNKNOWN"
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.reader.abort();
         // A forked child that drops its copy of this value must not end its parent's session.
-        if self.socket.is_owner() {
+        if self.mark.is_ours() {
+            self.reader.abort();
             self.socket.shutdown();
         }
     }
@@ -312,7 +391,8 @@ impl Drop for Shared {
 
 async fn shake_hands(socket: &SessionSocket, name: &str) -> Result<(v1::Welcome, GenerationReader), ClientError> {
     let hello = v1::Hello { versions: Some(our_versions()), client_name: name.to_owned() };
-    socket.send(client_message::Message::Hello(hello), &[]).await?;
+    // A daemon that refuses the session may have said so, and closed it, before it read anything.
+    socket.tell(client_message::Message::Hello(hello)).await?;
     let Some(Packet { message, mut fds }) = socket.receive().await? else {
         return Err(ClientError::SessionRefused {
             reason: "CONNECTION_LOST".into(),
@@ -330,35 +410,6 @@ async fn shake_hands(socket: &SessionSocket, name: &str) -> Result<(v1::Welcome,
         }
         _ => Err(ClientError::protocol("the first packet of a session is neither welcome nor goodbye")),
     }
-}
-
-/// Deliveries that release or destroy what a call was lent after it had been given up.
-fn deliveries_of(channel: Channel, token: Token, context: CallContext) -> Deliveries {
-    let runtime = Handle::current();
-    Deliveries::new(move |subject| {
-        let (channel, token, context) = (channel.clone(), token.clone(), context.clone());
-        runtime.spawn(async move {
-            // The first may meet the dead connection to a daemon before this one. Refused where the daemon was quicker;
-            // there is nobody to tell, and a daemon that is started again asks again.
-            for _ in 0..2 {
-                let channel = channel.clone();
-                let given_back = match subject {
-                    Subject::Lease(lease_id) => {
-                        let request = v1::ReleaseRequest { lease_id, generation: 0 };
-                        let request = context.session_request(&token, request);
-                        BuffersClient::new(channel).release(request).await.map(drop)
-                    }
-                    Subject::QueuePair(queue_pair_id) => {
-                        let request = context.session_request(&token, v1::DestroyQueuePairRequest { queue_pair_id });
-                        QueuePairsClient::new(channel).destroy(request).await.map(drop)
-                    }
-                };
-                if given_back.is_ok() {
-                    break;
-                }
-            }
-        });
-    })
 }
 
 fn our_versions() -> v1::Versions {
@@ -382,92 +433,8 @@ fn check_versions(daemon: v1::Versions) -> Result<(), ClientError> {
     }
 }
 
-/// The task that reads the session socket to its end.
-struct Reader {
-    socket: Arc<SessionSocket>,
-    calls: Arc<Calls>,
-    deliveries: Deliveries,
-    proofs: Questions<v1::GpusProven>,
-    adoptions: Questions<v1::Adopted>,
-    parting: Arc<Parting>,
-    resumed: watch::Sender<u64>,
-}
-
-impl Reader {
-    async fn run(self, end: watch::Sender<Option<SessionEnd>>) {
-        let ended = loop {
-            match self.step().await {
-                Ok(None) => {}
-                Ok(Some(ended)) => break ended,
-                Err(error) => break SessionEnd::new("CONNECTION_LOST", error.to_string()),
-            }
-        };
-        // First the reason, then the waiters, who look for it.
-        end.send_replace(Some(ended));
-        self.calls.end();
-        self.deliveries.end();
-        self.proofs.end();
-        self.adoptions.end();
-        self.socket.shutdown();
-    }
-
-    async fn step(&self) -> Result<Option<SessionEnd>, ClientError> {
-        let Some(Packet { message, fds }) = self.socket.receive().await? else {
-            return Ok(Some(SessionEnd::new("CONNECTION_LOST", "the daemon closed the session socket")));
-        };
-        match message {
-            daemon_message::Message::Delivery(delivery) => {
-                let id = delivery.delivery_id;
-                self.deliveries.arrive(id, Delivery::new(delivery, fds));
-                self.socket.send(client_message::Message::Ack(v1::Ack { delivery_id: id }), &[]).await?;
-                Ok(None)
-            }
-            daemon_message::Message::Answer(answer) => {
-                self.answered(answer, fds).await?;
-                Ok(None)
-            }
-            daemon_message::Message::GpusProven(proven) => {
-                // Nobody is left to tell where it is not taken.
-                let _ = self.proofs.answer(proven.request_id, proven);
-                Ok(None)
-            }
-            daemon_message::Message::Adopted(adopted) => {
-                if let Err(adopted) = self.adoptions.answer(adopted.request_id, adopted) {
-                    // Its call was given up: the memory goes back.
-                    adopted.memories.iter().for_each(|memory| self.parting.disown(memory.memory_id));
-                }
-                Ok(None)
-            }
-            daemon_message::Message::Goodbye(goodbye) => {
-                Ok(Some(SessionEnd { reason: goodbye.reason, message: goodbye.message }))
-            }
-            daemon_message::Message::QueuePairFailed(failed) => {
-                self.deliveries.fail(failed.queue_pair_id, failed.message);
-                Ok(None)
-            }
-            daemon_message::Message::Resumed(resumed) => {
-                let leases = resumed.lease_ids.into_iter().map(Subject::Lease);
-                let queue_pairs = resumed.queue_pair_ids.into_iter().map(Subject::QueuePair);
-                let queue_pairs: Vec<Subject> = queue_pairs.collect();
-                for subject in &queue_pairs {
-                    if let Subject::QueuePair(id) = subject {
-                        self.deliveries.fail(*id, "the daemon that owned it was started again".to_owned());
-                    }
-                }
-                self.deliveries.resumed(leases.chain(queue_pairs));
-                if !resumed.more {
-                    self.calls.lose();
-                    self.resumed.send_modify(|count| *count += 1);
-                }
-                Ok(None)
-            }
-            daemon_message::Message::Welcome(_) => Err(ClientError::protocol("a second welcome")),
-        }
-    }
-}
-
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use std::os::fd::{AsFd, OwnedFd};
     use std::time::Duration;
 
@@ -483,7 +450,7 @@ pub(super) mod tests {
     }
 
     /// A session whose daemon is this test.
-    pub(super) async fn opened() -> (Session, OwnedFd, GenerationWriter) {
+    pub(crate) async fn opened() -> (Session, OwnedFd, GenerationWriter) {
         let (socket, daemon) = pair();
         let page = GenerationWriter::create(8).unwrap();
         daemon_send(&daemon, welcome(our_versions()), &[page.fd()]);
@@ -532,6 +499,74 @@ pub(super) mod tests {
         let goodbye = v1::Goodbye { reason: "ACK_MISSING".into(), message: "too slow".into() };
         daemon_send(&daemon, daemon_message::Message::Goodbye(goodbye), &[]);
         assert_eq!(session.ended().await.reason, "ACK_MISSING");
+    }
+
+    #[tokio::test]
+    async fn a_proof_that_a_daemon_before_was_asked_for_is_asked_for_again() {
+        let (session, daemon, _page) = opened().await;
+        let again = session.clone();
+        let proving = tokio::spawn(async move { again.prove_gpus(&[]).await });
+        let asked = || match daemon_receive(&daemon) {
+            Some(client_message::Message::ProveGpus(asked)) => asked.request_id,
+            other => panic!("no proof but {other:?}"),
+        };
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        let lost = asked();
+        daemon_send(&daemon, daemon_message::Message::Resumed(v1::Resumed::default()), &[]);
+        assert_eq!(session.restarted(0).await, Some(1));
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        let request_id = asked();
+        assert_ne!(request_id, lost);
+        let proven = v1::GpusProven { request_id, gpu_uuids: vec!["GPU-1".into()], error: String::new() };
+        daemon_send(&daemon, daemon_message::Message::GpusProven(proven), &[]);
+        assert_eq!(proving.await.unwrap().unwrap(), ["GPU-1"]);
+    }
+
+    #[tokio::test]
+    async fn a_session_that_was_closed_here_says_so() {
+        let (session, _daemon, _page) = opened().await;
+        session.close();
+        assert_eq!(session.ended().await.reason, "CLOSED_BY_CLIENT");
+        let refused = session.release_lease(1, 0).await.unwrap_err();
+        assert_eq!(refused.reason(), Some("CLOSED_BY_CLIENT"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn what_the_daemon_said_last_is_heard_though_it_takes_no_acknowledgement_any_more() {
+        let (session, daemon, page) = opened().await;
+        let delivery = v1::Delivery { delivery_id: 9, kinds: vec!["memory".into()], subject: None };
+        daemon_send(&daemon, daemon_message::Message::Delivery(delivery), &[page.fd()]);
+        let goodbye = v1::Goodbye { reason: "ACK_MISSING".into(), message: "too slow".into() };
+        daemon_send(&daemon, daemon_message::Message::Goodbye(goodbye), &[]);
+        drop(daemon);
+        assert_eq!(session.ended().await.reason, "ACK_MISSING");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_heard_though_the_daemon_has_gone_with_or_without_reading() {
+        let goodbye =
+            || daemon_message::Message::Goodbye(v1::Goodbye { reason: "POLICY".into(), message: "no rule".into() });
+        let refused = |error: ClientError| assert_eq!(error.reason(), Some("POLICY"), "{error}");
+        // Before the hello was sent: the socket takes it no more.
+        let (socket, daemon) = pair();
+        daemon_send(&daemon, goodbye(), &[]);
+        drop(daemon);
+        refused(shake_hands(&socket, "test").await.unwrap_err());
+        // After, and unread: the kernel tells a reset before the goodbye.
+        let (socket, daemon) = pair();
+        let ((), shaken) = tokio::join!(
+            async {
+                tokio::task::yield_now().await;
+                daemon_send(&daemon, goodbye(), &[]);
+                drop(daemon);
+            },
+            shake_hands(&socket, "test")
+        );
+        refused(shaken.unwrap_err());
     }
 
     #[tokio::test]

@@ -17,15 +17,19 @@ impl Session {
     /// [`ClientError::InvalidArgument`] when a descriptor names no GPU of this host or there are too many,
     /// [`ClientError::SessionEnded`], [`ClientError::Deadline`], [`ClientError::Io`].
     pub async fn prove_gpus(&self, nodes: &[BorrowedFd<'_>]) -> Result<Vec<String>, ClientError> {
+        self.across_restarts(|session| async move { session.prove_once(nodes).await }).await
+    }
+
+    async fn prove_once(&self, nodes: &[BorrowedFd<'_>]) -> Result<Vec<String>, ClientError> {
         let (request_id, answer) = self.0.proofs.begin();
         let message = client_message::Message::ProveGpus(v1::ProveGpus { request_id });
-        self.0.socket.send(message, nodes).await?;
+        self.send(message, nodes).await?;
         let deadline = self.0.context.deadline;
         let late = |_| ClientError::Deadline { call: "ProveGpus", deadline };
         match tokio::time::timeout(deadline, answer).await.map_err(late)? {
             Ok(proven) if proven.error.is_empty() => Ok(proven.gpu_uuids),
             Ok(proven) => Err(ClientError::InvalidArgument { what: proven.error }),
-            Err(_) => Err(self.ended().await.into()),
+            Err(_) => Err(self.unanswered()),
         }
     }
 }

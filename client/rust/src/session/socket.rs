@@ -4,6 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gdrd_proto::MAX_SESSION_PACKET_BYTES;
@@ -36,7 +37,7 @@ pub(crate) struct Packet {
 pub(crate) struct SessionSocket {
     /// Watched for reading alone: what the daemon reads would wake this process too (gdrd-stream says why).
     fd: AsyncFd<OwnedFd>,
-    owner_pid: u32,
+    closed_here: AtomicBool,
 }
 
 impl SessionSocket {
@@ -53,7 +54,7 @@ impl SessionSocket {
 
     fn new(fd: OwnedFd) -> Result<Self, ClientError> {
         let fd = watch(fd, Interest::READABLE).map_err(|source| ClientError::io("watch the session socket", source))?;
-        Ok(Self { fd, owner_pid: std::process::id() })
+        Ok(Self { fd, closed_here: AtomicBool::new(false) })
     }
 
     /// Sends one packet.
@@ -78,6 +79,15 @@ impl SessionSocket {
         }
     }
 
+    /// Sends one packet for which nobody waits. To a daemon that has gone it is not sent, and that is no error: what the
+    /// daemon said last is still to be received.
+    pub(crate) async fn tell(&self, message: client_message::Message) -> Result<(), ClientError> {
+        match self.send(message, &[]).await {
+            Err(error) if error.is_lost_socket() => Ok(()),
+            sent => sent,
+        }
+    }
+
     /// Waits until the daemon has read something: on a duplicate, since one descriptor is watched once.
     async fn writable(&self) -> std::io::Result<()> {
         let again = watch(self.fd.get_ref().try_clone()?, Interest::WRITABLE)?;
@@ -87,7 +97,14 @@ impl SessionSocket {
     /// Receives one packet; `None` at the end of the session. Cancel-safe.
     pub(crate) async fn receive(&self) -> Result<Option<Packet>, ClientError> {
         let mut bytes = [0_u8; MAX_SESSION_PACKET_BYTES];
-        let got = self.fd.async_io(Interest::READABLE, |fd| Ok(receive_packet(fd.as_fd(), &mut bytes)?)).await;
+        let got = self.fd.async_io(Interest::READABLE, |fd| {
+            match receive_packet(fd.as_fd(), &mut bytes) {
+                // The daemon closed it with packets of ours unread. That is told once, before what it sent last.
+                Err(Errno::CONNRESET) => Ok(receive_packet(fd.as_fd(), &mut bytes)?),
+                got => Ok(got?),
+            }
+        });
+        let got = got.await;
         let got = got.map_err(|source| ClientError::io("receive on the session socket", source))?;
         if got.truncated {
             return Err(ClientError::protocol("a session packet was cut off: too long, or no room for its fds"));
@@ -110,9 +127,15 @@ impl SessionSocket {
         let _ = rustix::net::shutdown(self.fd.get_ref(), Shutdown::Both);
     }
 
-    /// Whether this is the process that opened the socket, and not a forked child with a copy of it.
-    pub(crate) fn is_owner(&self) -> bool {
-        self.owner_pid == std::process::id()
+    /// The same, on behalf of this client.
+    pub(crate) fn close(&self) {
+        self.closed_here.store(true, Ordering::Release);
+        self.shutdown();
+    }
+
+    /// Whether this client has closed it.
+    pub(crate) fn is_closed_here(&self) -> bool {
+        self.closed_here.load(Ordering::Acquire)
     }
 }
 
