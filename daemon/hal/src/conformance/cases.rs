@@ -1,6 +1,6 @@
 //! All cases with their needs, and the macro that makes one test of each.
 
-use super::{Case, Need, datagram, errors, gpu, queues, registration, states, transfer};
+use super::{Case, Need, adopted, datagram, errors, gpu, queues, registration, states, transfer};
 
 macro_rules! suite {
     (($dollar:tt) $($module:ident { $($name:ident [$($need:ident)*])* })*) => {
@@ -61,6 +61,12 @@ suite! {
         the_provider_sets_the_iova [NoIova Rc]
         host_memory_is_no_dma_buf [DmaBuf]
         dma_bufs_are_refused_where_the_capability_says_so [NoDmaBuf]
+    }
+    adopted {
+        a_range_in_the_middle_of_a_client_s_memory_is_reached_and_no_byte_beside_it [Rc]
+        what_its_owner_writes_after_registration_is_what_a_peer_reads [Rc]
+        regions_of_one_range_keep_their_own_rights [Rc]
+        the_end_of_a_region_is_not_that_of_another_over_the_same_bytes [Rc]
     }
     states {
         a_fresh_queue_pair_is_in_reset_and_takes_nothing [Rc]

@@ -8,6 +8,7 @@
 //!
 //! Must not know: any backend.
 
+mod adopted;
 mod cases;
 mod datagram;
 mod errors;
