@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `make bench`: builds the daemon and the peers it is measured against, then measures both in one run.
-# usage: bench.sh [ARGUMENT...]   as `gdrd-bench --help` says; `gdrctl bench` measures a daemon that runs already
+# usage: bench.sh [--nixl] [ARGUMENT...]   as `gdrd-bench --help` says; `gdrctl bench` measures a daemon that runs already
+# With --nixl, NIXL is installed from PyPI under target/, for the rows that are measured against it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,8 +20,25 @@ build_peers() {
   done
 }
 
+# NIXL comes as a wheel of some hundred MB, so only where it is asked for; its rows say 'absent' otherwise.
+nixl_peer() {
+  local venv=$target/nixl
+  if [[ ! -x $venv/bin/nixl_ready ]]; then
+    echo "bench: installing NIXL into $venv"
+    python3 -m venv "$venv" && "$venv/bin/pip" --quiet --disable-pip-version-check install nixl==1.5.1 || return 0
+    "$venv/bin/python" -c 'import nixl._api' || return 0
+    ln -s python3 "$venv/bin/nixl_ready"
+  fi
+  { echo "#!$(realpath "$venv")/bin/python"; tail -n +2 tests/bench/peers/nixl_list.py; } >"$peers/nixl_list"
+  chmod +x "$peers/nixl_list"
+}
+
 shopt -s nullglob
 build_peers
+if [[ ${1:-} == --nixl ]]; then
+  shift
+  nixl_peer
+fi
 cargo build --release --locked --quiet -p gdrd -p gdrctl -p gdrd-bench --bins
 "$target/release/gdrd-bench" --peers "$peers" --json "$target/bench.json" "$@"
 echo
