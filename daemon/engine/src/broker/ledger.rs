@@ -3,7 +3,7 @@
 //! Requests may end out of order (a refused one ends at once), but leave strictly in order of
 //! admission, so the client sees its completions in the order of its posts.
 
-use gdrd_ring::{CompletionOpcode, Status};
+use gdrd_ring::{Completion, CompletionOpcode, Status, Submission, SubmissionFlags};
 
 /// No registration slot is used: inline payload, no payload, refused.
 pub(crate) const NO_SLOT: u32 = u32::MAX;
@@ -37,6 +37,31 @@ pub(crate) struct Record {
     pub(crate) slot: u32,
     /// How it ended; `None` while the HCA has it.
     pub(crate) outcome: Option<Outcome>,
+}
+
+impl Record {
+    pub(crate) fn of(submission: &Submission, slot: u32, outcome: Option<Outcome>) -> Self {
+        Self {
+            wr_id: submission.wr_id,
+            opcode: CompletionOpcode::of(&submission.operation),
+            signaled: submission.flags.contains(SubmissionFlags::SIGNALED),
+            slot,
+            outcome,
+        }
+    }
+
+    /// What the client is told of it.
+    pub(crate) fn completion(&self, outcome: &Outcome, qp_num: u32) -> Completion {
+        Completion {
+            wr_id: self.wr_id,
+            status: outcome.status,
+            opcode: outcome.opcode.unwrap_or(self.opcode),
+            byte_len: outcome.byte_len,
+            imm: outcome.imm,
+            qp_num,
+            vendor_error: outcome.vendor_error,
+        }
+    }
 }
 
 /// A bounded queue of records by position.

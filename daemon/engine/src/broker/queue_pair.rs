@@ -9,8 +9,7 @@ use std::time::Instant;
 
 use gdrd_hal::{PostError, QueuePairParts, ReceiveRequest, WorkCompletion, WorkRequest};
 use gdrd_ring::{
-    BrokerRing, Completion, CompletionOpcode, Corrupt, Operation, Queue, RefusalReason, Source, Status, Submission,
-    Submitted,
+    BrokerRing, CompletionOpcode, Corrupt, Operation, Queue, RefusalReason, Status, Submission, Submitted,
 };
 
 use super::cold::{Cold, Destroyed, Ended, Held, Job};
@@ -20,7 +19,7 @@ use super::landing::FlushLanding;
 use super::ledger::{Ledger, NO_SLOT, Outcome, Record};
 use super::refusal::Refused;
 use super::registry::Registry;
-use super::request::{BLANK, Checker, QueuePairLimits};
+use super::request::{BLANK, Checker, QueuePairLimits, payload_bytes};
 use super::schedule::{Allowance, BATCH, Spent};
 use super::share::Share;
 use super::slots::SlotTable;
@@ -175,7 +174,7 @@ impl QueuePair {
             }
             Submitted::Request(submission) if self.failed => {
                 let outcome = Outcome::failed(Status::WrFlushErr, 0);
-                self.push(record_of(submission, NO_SLOT, Some(outcome)));
+                self.push(Record::of(submission, NO_SLOT, Some(outcome)));
                 self.counters.failed.add(1);
             }
             Submitted::Request(submission) => {
@@ -210,7 +209,7 @@ impl QueuePair {
 
     /// Enters the send at a place of the batch in the books.
     fn enter_send(&mut self, submission: &Submission, slot: u32, at: usize, scratch: &mut Scratch) {
-        match self.push(record_of(submission, slot, None)) {
+        match self.push(Record::of(submission, slot, None)) {
             Some(position) => {
                 let wr_id = self.tag.wr_id(Queue::Send, position);
                 scratch.sends.iter_mut().skip(at).for_each(|request| request.wr_id = wr_id);
@@ -220,7 +219,7 @@ impl QueuePair {
     }
 
     fn enter_receive(&mut self, submission: &Submission, request: ReceiveRequest, slot: u32, scratch: &mut Scratch) {
-        if let Some(position) = self.push(record_of(submission, slot, None)) {
+        if let Some(position) = self.push(Record::of(submission, slot, None)) {
             let wr_id = self.tag.wr_id(Queue::Receive, position);
             scratch.receives.push(ReceiveRequest { wr_id, ..request });
         }
@@ -348,7 +347,7 @@ impl QueuePair {
                     ring.retire(queue)
                 } else {
                     self.staged = true;
-                    ring.complete(&completion_of(&record, &outcome, qp_num))
+                    ring.complete(&record.completion(&outcome, qp_num))
                 };
                 debug_assert!(ended.is_ok(), "the books hold what the ring has outstanding");
             }
@@ -461,42 +460,5 @@ impl QueuePair {
         let Self { id, doorbell, reservation, ring, parts, cold, landing, .. } = self;
         let hardware = parts.map(|parts| Destroyed { parts, held, landing });
         cold.send(Job::End(Box::new(Ended { id, hardware, ring, doorbell, reservation, registry })));
-    }
-}
-
-/// Bytes that a request has the HCA move. A posted receive moves none: what lands in it is its sender's to pay for.
-fn payload_bytes(submitted: &Submitted) -> u64 {
-    let Submitted::Request(submission) = submitted else { return 0 };
-    match &submission.operation {
-        Operation::Write { source: Source::Local(local), .. }
-        | Operation::Send { source: Source::Local(local), .. }
-        | Operation::Read { local, .. }
-        | Operation::FetchAdd { local, .. }
-        | Operation::CompareSwap { local, .. } => local.len_bytes.into(),
-        Operation::Write { source: Source::Inline(data), .. }
-        | Operation::Send { source: Source::Inline(data), .. } => u64::try_from(data.as_slice().len()).unwrap_or(0),
-        Operation::Recv { .. } | Operation::Flush { .. } => 0,
-    }
-}
-
-fn record_of(submission: &Submission, slot: u32, outcome: Option<Outcome>) -> Record {
-    Record {
-        wr_id: submission.wr_id,
-        opcode: CompletionOpcode::of(&submission.operation),
-        signaled: submission.flags.contains(gdrd_ring::SubmissionFlags::SIGNALED),
-        slot,
-        outcome,
-    }
-}
-
-fn completion_of(record: &Record, outcome: &Outcome, qp_num: u32) -> Completion {
-    Completion {
-        wr_id: record.wr_id,
-        status: outcome.status,
-        opcode: outcome.opcode.unwrap_or(record.opcode),
-        byte_len: outcome.byte_len,
-        imm: outcome.imm,
-        qp_num,
-        vendor_error: outcome.vendor_error,
     }
 }

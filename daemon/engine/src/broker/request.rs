@@ -4,7 +4,7 @@ use gdrd_hal::{
     AtomicScope, HcaCapabilities, LocalSpan, MAX_INLINE_BYTES, Opcode, QueuePairConfig, QueuePairType, ReceiveRequest,
     RemoteSpan, WorkRequest,
 };
-use gdrd_ring::{self as ring, Operation, RefusalReason, Source, Submission, SubmissionFlags};
+use gdrd_ring::{self as ring, Operation, RefusalReason, Source, Submission, SubmissionFlags, Submitted};
 
 use super::landing::FlushLanding;
 use super::ledger::NO_SLOT;
@@ -203,4 +203,19 @@ fn check_remote(iova: u64, len_bytes: u32) -> Result<(), Refused> {
 
 fn span(remote: ring::RemoteSpan) -> RemoteSpan {
     RemoteSpan { rkey: remote.rkey, addr: remote.iova }
+}
+
+/// Bytes that a request has the HCA move. A posted receive moves none: what lands in it is its sender's to pay for.
+pub(crate) fn payload_bytes(submitted: &Submitted) -> u64 {
+    let Submitted::Request(submission) = submitted else { return 0 };
+    match &submission.operation {
+        Operation::Write { source: Source::Local(local), .. }
+        | Operation::Send { source: Source::Local(local), .. }
+        | Operation::Read { local, .. }
+        | Operation::FetchAdd { local, .. }
+        | Operation::CompareSwap { local, .. } => local.len_bytes.into(),
+        Operation::Write { source: Source::Inline(data), .. }
+        | Operation::Send { source: Source::Inline(data), .. } => u64::try_from(data.as_slice().len()).unwrap_or(0),
+        Operation::Recv { .. } | Operation::Flush { .. } => 0,
+    }
 }
