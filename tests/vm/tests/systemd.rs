@@ -8,7 +8,8 @@ use std::fs;
 use std::sync::Once;
 
 use common::{Side, join};
-use gdrd_harness::{User, wait_until};
+use gdrd_harness::script::Command;
+use gdrd_harness::{Puppet, User, wait_until};
 use gdrd_vm::{HCA, kernel_holds, run};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -134,6 +135,33 @@ fn a_daemon_that_hangs_is_ended_by_the_watchdog_and_another_serves() {
     let journal = run("journalctl", &["--no-pager", "--unit", UNIT]);
     assert!(journal.contains("Watchdog timeout"), "{journal}");
     moves_content();
+}
+
+#[test]
+fn more_than_may_be_locked_is_refused_with_the_limit_and_what_fits_is_lent() {
+    const LIMITED: &str = "/etc/systemd/system/gdrd.service.d/memlock.conf";
+    let restart = || {
+        run("systemctl", &["daemon-reload"]);
+        run("systemctl", &["restart", UNIT]);
+    };
+    serving();
+    fs::write(LIMITED, "[Service]\nLimitMEMLOCK=32M\n").expect("a drop-in can be written");
+    restart();
+    let mut puppet = Puppet::start();
+    puppet.run(Command::Connect { runtime_dir: RUNTIME_DIR.into() });
+    let acquire = |buffer: &str, size| Command::AcquireHost { buffer: buffer.into(), hca: HCA.into(), size };
+    puppet.run(acquire("fits", BUFFER_BYTES));
+    let held = kernel_holds(HCA, "mr");
+    let refused = puppet.refused(acquire("large", 64 << 20));
+    assert!(refused.message.contains("RLIMIT_MEMLOCK") && !refused.reason.is_empty(), "{refused:?}");
+    assert!(kernel_holds(HCA, "mr") <= held, "nothing of the refused one is left");
+    moves_content();
+
+    fs::remove_file(LIMITED).expect("it was written");
+    restart();
+    let mut puppet = Puppet::start();
+    puppet.run(Command::Connect { runtime_dir: RUNTIME_DIR.into() });
+    puppet.run(acquire("large", 64 << 20));
 }
 
 #[test]
