@@ -29,6 +29,7 @@ mod bytes;
 mod calls;
 mod client;
 mod device_memory;
+mod direct;
 mod error;
 mod finish;
 mod hits;
@@ -46,6 +47,7 @@ mod topology;
 pub use adopted::{AdoptOptions, AdoptedMemory};
 pub use buffer::{Buffer, MemoryKind, Registration};
 pub use client::{Client, ClientOptions};
+pub use direct::{DirectContext, ImportedContext, VerbsError};
 pub use error::ClientError;
 pub use gdrd_client_sys::{Allocation, BounceBuffer, CudaError, Gpu, Mapping, Stream, buffer_id};
 pub use gdrd_ring::{

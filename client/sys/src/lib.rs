@@ -1,4 +1,5 @@
-//! What a client needs of libcuda: memory by descriptor, mapped into its own address space, and order with a stream.
+//! What a client needs of libcuda: memory by descriptor, mapped into its own address space, and order with a stream; and of
+//! libibverbs, to import a context that the daemon opened for it.
 //!
 //! Role: imports what the daemon lends, and exports what a client made itself. libcuda is loaded at the first use and
 //! only then, so that programs start on every host; each function is looked up once, and one that is missing is an
@@ -17,6 +18,7 @@ mod gpu;
 pub mod ipc;
 mod mapping;
 mod table;
+pub mod verbs;
 
 pub use allocation::{Allocation, buffer_id};
 pub use bounce::BounceBuffer;

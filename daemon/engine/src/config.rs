@@ -238,6 +238,8 @@ pub struct EngineConfig {
     /// Most of such calls on one device at a time, and of queue pairs being connected on all together. Default 4:
     /// registrations gain from that many, and more slow each other.
     pub calls_per_device: u32,
+    /// Whether sessions get contexts of their own, past the broker and its policy. Default false.
+    pub direct: bool,
 }
 
 impl Default for EngineConfig {
@@ -252,6 +254,7 @@ impl Default for EngineConfig {
             broker: BrokerConfig::default(),
             executor_threads: 8,
             calls_per_device: 4,
+            direct: false,
         }
     }
 }

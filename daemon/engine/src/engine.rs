@@ -12,6 +12,7 @@ use gdrd_hal::{Endpoint, GpuFacts, GpuMemory, GpuUuid, Hca};
 use crate::call::{Call, Undo};
 use crate::config::EngineConfig;
 use crate::core::{CallId, Input};
+use crate::direct::DirectGrant;
 use crate::error::EngineError;
 use crate::gpu_memory::GpuMemoryUse;
 use crate::ids::{DeviceNumber, Generation, LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId, Token};
@@ -276,6 +277,16 @@ impl Engine {
     /// `Limit`, `HcaExhausted`, `Unsupported`, `DeviceLost`, `Driver`, `SessionEnded`, `ShuttingDown`.
     pub fn register(&self, session: SessionId, request: RegisterRequest) -> Call<RegistrationGrant> {
         self.call(registered, |call| Input::Register { call, session, request })
+    }
+
+    /// Gives a session a context of its own on an HCA (direct mode), with a region for each of these leases, which it holds and
+    /// which are registered there. Later calls add regions to the same context. Blocks on the driver.
+    ///
+    /// # Errors
+    /// `Unsupported` where it is off or the provider cannot, naming the way around; `BadArgument`, `UnknownHca`, `UnknownLease`,
+    /// `NotHolder`, `LeaseRevoked`, `HcaExhausted`, `DeviceLost`, `Driver`, `OutOfDescriptors`, `SessionEnded`.
+    pub fn open_direct(&self, session: SessionId, hca: &str, leases: &[LeaseId]) -> Result<DirectGrant, EngineError> {
+        self.runtime().open_direct(session, hca, leases)
     }
 
     /// Ends registrations; gives how many of them were there. One that is not the session's, or ended with its memory,

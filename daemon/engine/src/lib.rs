@@ -14,6 +14,7 @@ pub mod broker;
 mod call;
 mod config;
 mod core;
+mod direct;
 mod engine;
 mod error;
 mod gpu_memory;
@@ -38,6 +39,7 @@ pub use call::{Call, Undo};
 pub use config::{
     BrokerConfig, CacheConfig, EngineConfig, GpuProof, HugePages, Limits, NumaCpus, PoolConfig, Timeouts,
 };
+pub use direct::{DirectGrant, DirectRegion};
 pub use engine::{Engine, Hardware};
 pub use error::{EngineError, ErrorKind};
 pub use gpu_memory::{BufferBytes, GpuMemoryUse};

@@ -106,6 +106,8 @@ pub struct HcaCapabilities {
     pub iova_honoured: bool,
     /// Whether dma-buf fds can be registered.
     pub dma_buf: bool,
+    /// Whether another process can import a context of this device (ibv_import_device(3)).
+    pub direct: bool,
     /// Longest inline payload of a send, bytes.
     pub max_inline_bytes: u32,
     /// Most entries of a work queue.
@@ -288,6 +290,14 @@ pub trait Hca: Send + Sync {
     /// `Invalid` (depth 0 or above the capability), `Exhausted`, `Gone`, `Driver`.
     fn create_cq(&self, depth: u32) -> Result<Box<dyn CompletionQueue>, HcaError>;
 
+    /// A context of its own for one client, made without the rights to raw packets and device internals that the daemon may have.
+    ///
+    /// # Errors
+    /// `Unsupported` where the capability says so, `Exhausted`, `Gone`, `Driver`.
+    fn open_direct(&self) -> Result<Arc<dyn DirectContext>, HcaError> {
+        Err(HcaError::Unsupported { hca: self.name().to_owned(), what: "hand out contexts".to_owned() })
+    }
+
     /// Takes the asynchronous events since the last call; does not block.
     fn take_events(&self) -> Vec<HcaEvent>;
 
@@ -296,6 +306,28 @@ pub trait Hca: Send + Sync {
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+}
+
+/// A context of one client's own, with one protection domain, for the client to import and make its queue pairs in (ibv_import_device(3),
+/// ibv_import_pd(3)). Whoever has the descriptor has every object in the context: nothing of others may be in it. It ends here
+/// when it and its regions are dropped; the kernel keeps what the client made until the client has closed it too.
+pub trait DirectContext: Send + Sync {
+    /// Its descriptor (`cmd_fd` of `struct ibv_context`).
+    fn command_fd(&self) -> BorrowedFd<'_>;
+
+    /// Handle of its protection domain (`handle` of `struct ibv_pd`).
+    fn pd_handle(&self) -> u32;
+
+    /// As [`ProtectionDomain::register`], with the region's handle (`handle` of `struct ibv_mr`, ibv_import_mr(3)).
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::register`].
+    fn register(
+        &self,
+        source: MemorySource<'_>,
+        access: Access,
+        iova: u64,
+    ) -> Result<(Box<dyn MemoryRegion>, u32), HcaError>;
 }
 
 /// A protection domain: the wall between tenants. It ends when it and all made in it are dropped.

@@ -22,10 +22,10 @@ pub use gpu_bytes::{GpuAtomic, GpuBytes, GpuCopies};
 pub use gpu_facts::{Bar1Fact, DeviceNumber, GpuFact, GpuFacts, GpuHealth, GpuMemoryFact};
 pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid, KeptMemory};
 pub use hca::{
-    ACK_TIMEOUT_EXPONENT, Access, AtomicScope, CompletionQueue, CqId, Endpoint, GRH_BYTES, Gid, GidEntry, GidType, Hca,
-    HcaCapabilities, HcaEvent, IWARP_HAS_RDMA_CM_ONLY, LinkLayer, MemoryRegion, MemorySource, PortAttributes,
-    PortState, ProtectionDomain, QueuePair, QueuePairConfig, QueuePairParts, QueuePairState, QueuePairType,
-    RETRY_COUNT, RNR_RETRY, TRANSPORT_HAS_NO_RC, WorkQueue,
+    ACK_TIMEOUT_EXPONENT, Access, AtomicScope, CompletionQueue, CqId, DirectContext, Endpoint, GRH_BYTES, Gid,
+    GidEntry, GidType, Hca, HcaCapabilities, HcaEvent, IWARP_HAS_RDMA_CM_ONLY, LinkLayer, MemoryRegion, MemorySource,
+    PortAttributes, PortState, ProtectionDomain, QueuePair, QueuePairConfig, QueuePairParts, QueuePairState,
+    QueuePairType, RETRY_COUNT, RNR_RETRY, TRANSPORT_HAS_NO_RC, WorkQueue,
 };
 pub use work::{
     LocalSpan, MAX_INLINE_BYTES, Opcode, ReceiveRequest, RemoteSpan, WorkCompletion, WorkRequest, WorkStatus,

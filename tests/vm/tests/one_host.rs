@@ -212,3 +212,11 @@ fn soft_roce_refuses_dma_bufs_with_the_reason() {
     let error = pd.register(source, Access::DATA, 0).err().map(|error| error.to_string()).unwrap_or_default();
     assert!(error.contains("ibv_reg_dmabuf_mr") && error.contains("os error 95"), "{error}");
 }
+
+#[test]
+fn soft_roce_has_no_contexts_to_hand_out_and_says_so() {
+    let hca = open_hca();
+    assert!(!hca.capabilities().direct, "only mlx5 imports contexts");
+    let refused = hca.open_direct().err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(refused.contains("cannot import"), "{refused}");
+}

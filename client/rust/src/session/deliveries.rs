@@ -15,6 +15,8 @@ use tokio::sync::oneshot;
 pub(crate) enum Subject {
     Lease(u64),
     QueuePair(u64),
+    /// Contexts in direct mode, all of them: there is nothing to give back.
+    Contexts,
 }
 
 /// Descriptors in the order of their kinds.
@@ -30,6 +32,7 @@ impl Delivery {
         let subject = message.subject.map(|subject| match subject {
             v1::delivery::Subject::LeaseId(id) => Subject::Lease(id),
             v1::delivery::Subject::QueuePairId(id) => Subject::QueuePair(id),
+            v1::delivery::Subject::DirectHca(_) => Subject::Contexts,
         });
         Self { subject, kinds: message.kinds, fds }
     }

@@ -293,6 +293,8 @@ impl Session {
             match subject {
                 Subject::Lease(id) => self.release_lease(id, 0).await.ok(),
                 Subject::QueuePair(id) => self.destroy_queue_pair(id).await.ok(),
+                // The descriptor is closed; the daemon keeps the context for the session's next call.
+                Subject::Contexts => None,
             }
         });
     }

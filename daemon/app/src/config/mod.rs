@@ -140,6 +140,7 @@ impl Config {
             broker: self.broker.settings(),
             executor_threads: self.executor.threads,
             calls_per_device: self.executor.calls_per_device,
+            direct: self.verbs.direct,
         }
     }
 

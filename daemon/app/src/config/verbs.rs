@@ -15,6 +15,8 @@ pub(crate) struct VerbsKeys {
     traffic_class: u8,
     service_level: u8,
     pkey_index: u16,
+    /// Whether sessions may have contexts of their own.
+    pub(super) direct: bool,
 }
 
 impl VerbsKeys {

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use gdrd_hal::{
-    CompletionQueue, CqId, Gid, GidEntry, Hca, HcaCapabilities, HcaError, HcaEvent, PortAttributes, PortState,
-    ProtectionDomain,
+    CompletionQueue, CqId, DirectContext, Gid, GidEntry, Hca, HcaCapabilities, HcaError, HcaEvent, PortAttributes,
+    PortState, ProtectionDomain,
 };
 use rustix::io::Errno;
 
 use crate::completion::{CqCore, CqHandle};
+use crate::direct::Direct;
 use crate::domain::Domain;
 use crate::event_fd;
 use crate::fabric::Fabric;
@@ -333,6 +334,10 @@ impl Hca for HcaHandle {
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, HcaError> {
         self.0.admit("alloc_pd", Call::AllocPd)?;
         Ok(Arc::new(Domain::new(Arc::clone(&self.0))))
+    }
+
+    fn open_direct(&self) -> Result<Arc<dyn DirectContext>, HcaError> {
+        Ok(Arc::new(Direct::open(&self.0)?))
     }
 
     fn create_cq(&self, depth: u32) -> Result<Box<dyn CompletionQueue>, HcaError> {

@@ -18,6 +18,7 @@ mod bytes;
 mod completion;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod direct;
 mod domain;
 mod event_fd;
 mod fabric;

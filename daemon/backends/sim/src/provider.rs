@@ -49,6 +49,7 @@ impl Provider {
             atomics: AtomicScope::Hca,
             iova_honoured: true,
             dma_buf: true,
+            direct: false,
             max_inline_bytes: u32::try_from(MAX_INLINE_BYTES).unwrap_or(u32::MAX),
             max_work_requests: 16_384,
             max_completions: 4_194_303,
@@ -56,7 +57,7 @@ impl Provider {
             max_message_bytes: 1 << 31,
         };
         match self {
-            Self::Mlx5 => all,
+            Self::Mlx5 => HcaCapabilities { direct: true, ..all },
             Self::Rxe => {
                 HcaCapabilities { dma_buf: false, max_completions: 32_767, max_memory_regions: 1 << 19, ..all }
             }

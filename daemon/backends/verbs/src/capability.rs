@@ -37,6 +37,7 @@ impl Facts {
             atomics: if is_infiniband { atomics(attr.atomic_cap) } else { AtomicScope::None },
             iova_honoured: is_infiniband || attr.vendor_id == VENDOR_AMAZON,
             dma_buf: true,
+            direct: false,
             max_inline_bytes: u32::try_from(MAX_INLINE_BYTES).unwrap_or(u32::MAX),
             max_work_requests: positive(attr.max_qp_wr),
             // One less than the largest number, so that callers can name one that is too large.

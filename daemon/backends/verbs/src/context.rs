@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gdrd_hal::{HcaCapabilities, HcaError};
 use rdma_sys::ibv_context;
@@ -27,6 +27,8 @@ pub(crate) struct Context {
     options: Options,
     events: EventThread,
     next_cq: AtomicU64,
+    /// Whether a client has its descriptor.
+    shared: AtomicBool,
 }
 
 // SAFETY: libibverbs is thread-safe (libibverbs README: "all functions may be called simultaneously from any thread"),
@@ -64,6 +66,7 @@ impl Context {
             options: options.clone(),
             events,
             next_cq: AtomicU64::new(1),
+            shared: AtomicBool::new(false),
         })
     }
 
@@ -75,8 +78,25 @@ impl Context {
         &self.name
     }
 
-    pub(crate) fn library(&self) -> &Library {
+    pub(crate) fn library(&self) -> &Arc<Library> {
         &self.library
+    }
+
+    /// Its descriptor, as whoever imports it needs it (ibv_import_device(3)).
+    pub(crate) fn command_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the structure is libibverbs' own, initialised by ibv_open_device and there until ibv_close_device in the drop.
+        let number = unsafe { self.raw.as_ref() }.cmd_fd;
+        // SAFETY: open until the context is closed, which outlives the borrow of `self`.
+        unsafe { BorrowedFd::borrow_raw(number) }
+    }
+
+    /// Notes that a client gets the descriptor.
+    pub(crate) fn share(&self) {
+        self.shared.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Relaxed)
     }
 
     pub(crate) fn registry(&self) -> &Registry {

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use gdrd_hal::{
-    Access, CompletionQueue, Hca, HcaCapabilities, HcaError, HcaEvent, MemorySource, PortAttributes, ProtectionDomain,
-    QueuePairConfig, QueuePairType,
+    Access, CompletionQueue, DirectContext, Hca, HcaCapabilities, HcaError, HcaEvent, MemorySource, PortAttributes,
+    ProtectionDomain, QueuePairConfig, QueuePairType,
 };
 use rdma_sys::{ibv_context, ibv_device, ibv_device_attr};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -16,6 +16,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use crate::capability::Facts;
 use crate::completion;
 use crate::context::Context;
+use crate::direct::{self, Direct};
 use crate::domain::{Domain, DomainHandle};
 use crate::error::{AbsentError, Failed, errno, status};
 use crate::library::Library;
@@ -107,8 +108,19 @@ impl Device {
         let mut capabilities = context.capabilities().clone();
         capabilities.max_inline_bytes = most_inline_bytes(&context);
         capabilities.dma_buf = may_register_dma_bufs(&context);
+        capabilities.direct = direct::can_import(&context);
         Self { context, capabilities }
     }
+}
+
+/// The device of this context once more, with a context of its own.
+pub(crate) fn open_again(context: &Context) -> Result<Context, HcaError> {
+    let name = context.name();
+    let gone = |reason: String| HcaError::Gone { hca: name.to_owned(), reason };
+    let list = DeviceList::read(context.library()).map_err(|error| gone(error.to_string()))?;
+    let found = (0..list.len()).filter_map(|place| list.device(place)).find(|(_, found)| found == name);
+    let (device, name) = found.ok_or_else(|| gone("libibverbs lists it no more".to_owned()))?;
+    open(context.library(), device, &name, context.options())
 }
 
 fn open(
@@ -202,6 +214,15 @@ impl Hca for Device {
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, HcaError> {
         self.context.check_alive()?;
         Ok(Arc::new(Domain(Arc::new(DomainHandle::alloc(&self.context)?))))
+    }
+
+    fn open_direct(&self) -> Result<Arc<dyn DirectContext>, HcaError> {
+        self.context.check_alive()?;
+        if !self.capabilities.direct {
+            let what = "hand out contexts: its provider cannot import one (ibv_import_device(3))".to_owned();
+            return Err(HcaError::Unsupported { hca: self.context.name().to_owned(), what });
+        }
+        Ok(Arc::new(Direct::open(&self.context)?))
     }
 
     fn create_cq(&self, depth: u32) -> Result<Box<dyn CompletionQueue>, HcaError> {

@@ -40,6 +40,12 @@ impl DomainHandle {
         Ok(Self { pd, context: Arc::clone(context) })
     }
 
+    /// The kernel's number of it in its context.
+    pub(crate) fn handle(&self) -> u32 {
+        // SAFETY: the structure is libibverbs' own, initialised by ibv_alloc_pd and there until ibv_dealloc_pd in the drop.
+        unsafe { self.pd.as_ref() }.handle
+    }
+
     pub(crate) fn raw(&self) -> *mut ibv_pd {
         self.pd.as_ptr()
     }
@@ -54,7 +60,9 @@ impl Drop for DomainHandle {
         let dealloc = self.context.library().ibv_dealloc_pd;
         // SAFETY: freed once; regions, address handles and queue pairs of the domain hold an Arc of it, so none is left.
         let returned = unsafe { dealloc(self.pd.as_ptr()) };
-        debug_assert!(returned == 0 || self.context.is_gone(), "ibv_dealloc_pd: {returned}");
+        // A client that shares the context may have queue pairs of its own in it.
+        let may_fail = self.context.is_gone() || self.context.is_shared();
+        debug_assert!(returned == 0 || may_fail, "ibv_dealloc_pd: {returned}");
     }
 }
 
@@ -64,6 +72,21 @@ pub(crate) struct Domain(pub(crate) Arc<DomainHandle>);
 
 impl ProtectionDomain for Domain {
     fn register(&self, source: MemorySource<'_>, access: Access, iova: u64) -> Result<Box<dyn MemoryRegion>, HcaError> {
+        Ok(Box::new(self.register_region(source, access, iova)?))
+    }
+
+    fn create_queue_pair(&self, cq: CqId, config: &QueuePairConfig) -> Result<QueuePairParts, HcaError> {
+        queue_pair::create(&self.0, cq, config)
+    }
+}
+
+impl Domain {
+    pub(crate) fn register_region(
+        &self,
+        source: MemorySource<'_>,
+        access: Access,
+        iova: u64,
+    ) -> Result<Region, HcaError> {
         let failed = Failed { hca: self.0.context.name(), call: "register", resource: "memory regions" };
         self.0.context.check_alive()?;
         if (access.remote_write || access.remote_atomic) && !access.local_write {
@@ -78,12 +101,6 @@ impl ProtectionDomain for Domain {
         }
     }
 
-    fn create_queue_pair(&self, cq: CqId, config: &QueuePairConfig) -> Result<QueuePairParts, HcaError> {
-        queue_pair::create(&self.0, cq, config)
-    }
-}
-
-impl Domain {
     fn register_host(
         &self,
         fd: BorrowedFd<'_>,
@@ -91,7 +108,7 @@ impl Domain {
         len_bytes: u64,
         access: Access,
         iova: u64,
-    ) -> Result<Box<dyn MemoryRegion>, HcaError> {
+    ) -> Result<Region, HcaError> {
         let context = &self.0.context;
         let call = if context.capabilities().iova_honoured { "ibv_reg_mr_iova2" } else { "ibv_reg_mr" };
         let failed = Failed { hca: context.name(), call, resource: "memory regions" };
@@ -116,7 +133,7 @@ impl Domain {
             (mr, u64::try_from(mapping.address().expose_provenance()).unwrap_or(u64::MAX))
         };
         let mr = NonNull::new(mr).ok_or_else(|| failed.with(errno()))?;
-        Ok(Box::new(Region::new(mr, iova, len_bytes, access, Arc::clone(&self.0), Some(mapping))))
+        Ok(Region::new(mr, iova, len_bytes, access, Arc::clone(&self.0), Some(mapping)))
     }
 
     fn register_dma_buf(
@@ -126,7 +143,7 @@ impl Domain {
         len_bytes: u64,
         access: Access,
         iova: u64,
-    ) -> Result<Box<dyn MemoryRegion>, HcaError> {
+    ) -> Result<Region, HcaError> {
         let context = &self.0.context;
         let failed = Failed { hca: context.name(), call: "ibv_reg_dmabuf_mr", resource: "memory regions or BAR1" };
         let length = usize::try_from(len_bytes).map_err(|_| failed.invalid("longer than the address space"))?;
@@ -147,7 +164,7 @@ impl Domain {
             )),
             number => failed.with(number),
         })?;
-        Ok(Box::new(Region::new(mr, iova, len_bytes, access, Arc::clone(&self.0), None)))
+        Ok(Region::new(mr, iova, len_bytes, access, Arc::clone(&self.0), None))
     }
 
     fn access_flags(&self, access: Access) -> ibv_access_flags {

@@ -13,6 +13,7 @@ mod capability;
 mod completion;
 mod context;
 mod device;
+mod direct;
 mod domain;
 mod error;
 mod events;

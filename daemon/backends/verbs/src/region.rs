@@ -14,6 +14,7 @@ use crate::mapping::Mapping;
 #[derive(Debug)]
 pub(crate) struct Region {
     mr: Option<NonNull<ibv_mr>>,
+    handle: u32,
     lkey: u32,
     rkey: u32,
     iova: u64,
@@ -42,8 +43,13 @@ impl Region {
         // SAFETY: libibverbs returned the pointer from a registration that succeeded; the structure is initialised and
         // stays until ibv_dereg_mr, which only `end` calls.
         let keys = unsafe { mr.as_ref() };
-        let (lkey, rkey) = (keys.lkey, keys.rkey);
-        Self { mr: Some(mr), lkey, rkey, iova, len_bytes, access, domain, _mapping: mapping }
+        let (handle, lkey, rkey) = (keys.handle, keys.lkey, keys.rkey);
+        Self { mr: Some(mr), handle, lkey, rkey, iova, len_bytes, access, domain, _mapping: mapping }
+    }
+
+    /// The kernel's number of it in its context.
+    pub(crate) fn handle(&self) -> u32 {
+        self.handle
     }
 
     fn end(&mut self) -> Result<(), HcaError> {

@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gdrd_hal::Access;
+
 use super::allocation::{Allocation, Stage};
 use super::pool::{PoolKey, Waiter};
 use super::record::Record;
 use super::session::check_label;
 use super::{
-    AllocationId, Answer, CallId, Change, Core, Deadline, Effect, Grant, GrantId, Place, TenantId, host, nanos,
+    AllocationId, Answer, CallId, Change, Core, Deadline, Effect, Grant, GrantId, HcaIndex, Place, TenantId, host,
+    nanos,
 };
 use crate::error::EngineError;
 use crate::ids::{Generation, LeaseId, QueuePairId, SessionId};
@@ -243,6 +246,31 @@ impl Core {
         let allocation = self.held_lease(session, id)?.allocation;
         let info = self.lease_info(id).ok_or(EngineError::UnknownLease { lease: id.0 })?;
         Ok((allocation, info))
+    }
+
+    /// Memory of a lease that the session holds and that an HCA reaches, with the rights it has there.
+    pub(crate) fn direct_memory(
+        &self,
+        session: SessionId,
+        id: LeaseId,
+        hca: HcaIndex,
+    ) -> Result<(AllocationId, Access), EngineError> {
+        let lease = self.held_lease(session, id)?;
+        let allocation = self.allocations.get(&lease.allocation);
+        if let Some(allocation) = allocation.filter(|allocation| allocation.stage != Stage::Leased) {
+            let cause = format!("its memory is {:?}", allocation.stage);
+            return Err(EngineError::LeaseRevoked { lease: id.0, cause });
+        }
+        if !lease.key.hcas.contains(&hca) {
+            let problem = format!("lease {} is not registered with that one", id.0);
+            return Err(EngineError::BadArgument { what: "hca", problem });
+        }
+        Ok((lease.allocation, lease.key.access()))
+    }
+
+    /// Whether the session is there.
+    pub(crate) fn check_session(&self, session: SessionId) -> Result<(), EngineError> {
+        self.session(session).map(drop)
     }
 
     pub(super) fn release(

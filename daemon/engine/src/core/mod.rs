@@ -60,6 +60,7 @@ pub(crate) use ranges::TRANSLATED_PIECE_BYTES;
 pub(crate) use record::{Journaled, LeaseRecord, PlaceRecord, QueuePairRecord, Record, SessionRecord, TenantRecord};
 pub(crate) use region::Source;
 pub(crate) use restore::Restored;
+pub(crate) use shortage::error_of;
 pub(crate) use view::Seen;
 
 use crate::config::{CacheConfig, EngineConfig, GpuProof, Limits, PoolConfig};

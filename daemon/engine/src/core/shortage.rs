@@ -185,7 +185,7 @@ impl Core {
 }
 
 /// The error that a caller gets for a failed job.
-pub(super) fn error_of(failure: &Failure) -> EngineError {
+pub(crate) fn error_of(failure: &Failure) -> EngineError {
     let problem = failure.message.clone();
     match failure.kind {
         FailureKind::OutOfMemory => EngineError::OutOfMemory { problem },

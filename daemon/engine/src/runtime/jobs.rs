@@ -202,7 +202,7 @@ fn deregister(runtime: &Runtime, allocation: AllocationId) -> Result<(), Failure
             result = Err(of_hca(registered.hca, &error));
         }
     }
-    result
+    runtime.directs.deregister(allocation).and(result)
 }
 
 fn scrub(runtime: &Runtime, allocation: AllocationId) -> Result<(), Failure> {

@@ -11,6 +11,7 @@
 
 mod adoption;
 mod devices;
+mod direct;
 mod domains;
 mod drain;
 mod executor;
@@ -46,6 +47,7 @@ use crate::keep::Keeper;
 use crate::plan::HostPlan;
 
 use devices::Devices;
+use direct::Directs;
 pub use executor::HeldBack;
 use executor::{Executor, Lane, Priority};
 use hcas::Hcas;
@@ -67,6 +69,7 @@ pub(crate) struct Runtime {
     /// registered again.
     empty: Condvar,
     objects: Objects,
+    directs: Directs,
     replies: Replies,
     sessions: Sessions,
     executor: Executor,
@@ -130,6 +133,7 @@ impl Runtime {
             }),
             empty: Condvar::new(),
             objects: Objects::default(),
+            directs: Directs::default(),
             replies: Replies::default(),
             sessions: Sessions::default(),
             executor: Executor::new(config.executor_threads, config.calls_per_device, Priority::Normal),
@@ -235,7 +239,7 @@ impl Runtime {
     }
 
     /// Carries out what must not be swapped with what another thread does; true if the effect was such a one.
-    fn carry_out_locked(&self, state: &mut State, effect: &mut Effect) -> bool {
+    fn carry_out_locked(self: &Arc<Self>, state: &mut State, effect: &mut Effect) -> bool {
         match effect {
             Effect::Record(record) => self.write_down(record),
             Effect::CreateTenant { tenant } => {
@@ -256,7 +260,10 @@ impl Runtime {
             }
             Effect::NicDown { hca, port_num } => state.watchers.nic_down(hca, *port_num),
             Effect::TellSession { session, event } => self.sessions.tell(*session, event),
-            Effect::SessionGone { session } => self.sessions.remove(*session),
+            Effect::SessionGone { session } => {
+                self.sessions.remove(*session);
+                self.end_directs_of(*session);
+            }
             _ => return false,
         }
         true
@@ -291,7 +298,10 @@ impl Runtime {
                     }
                 });
             }
-            Effect::ForgetHca { hca } => self.forget_hca(hca),
+            Effect::ForgetHca { hca } => {
+                self.end_directs_on(hca);
+                self.forget_hca(hca);
+            }
             Effect::FlushUsers { tenant, slots } => {
                 if let Some(tenant) = self.objects.tenant(tenant) {
                     slots.iter().for_each(|slot| self.broker.flush_users(&tenant.slots, *slot));

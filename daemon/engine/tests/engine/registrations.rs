@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
 use gdrd_engine::{
-    Access, AcquireRequest, AdoptRequest, AdoptedKind, EngineError, HostPlan, LeaseId, MemoryId, MemoryPlace,
-    MemoryRef, Merging, RangeRequest, RegisterRequest, RegisteredRange, SessionId,
+    Access, AcquireRequest, AdoptRequest, AdoptedKind, EngineConfig, EngineError, HostPlan, LeaseId, MemoryId,
+    MemoryPlace, MemoryRef, Merging, RangeRequest, RegisterRequest, RegisteredRange, SessionId,
 };
 use gdrd_ring::{LocalSpan, RemoteSpan, Status};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -427,4 +427,25 @@ fn a_long_buffer_is_registered_with_all_of_its_hcas_or_with_none() {
     world.sim.inject_text("register on mlx5_1: fail enomem").expect("a script");
     let other = AcquireRequest { signal: true, ..near };
     assert!(world.try_acquire(session, other).is_err());
+}
+
+#[test]
+fn regions_of_a_sessions_own_context_end_with_their_lease_and_with_the_session() {
+    for by_release in [true, false] {
+        let world = World::with(EngineConfig { direct: true, ..config() });
+        let session = world.session(1);
+        let (lease, _memory) =
+            world.try_acquire(session, crate::world::request("GPU0", 2 * MIB)).expect("a buffer").keep();
+        let grant = world.engine.open_direct(session, "mlx5_0", &[lease.id]).expect("mlx5 can");
+        assert_eq!(grant.regions.len(), 1);
+        // Told of the lease's own two and of this third one, by the only sign that a simulated driver gives.
+        world.sim.inject_text("deregister on mlx5_0 after 1: fail eio").expect("a script");
+        if by_release {
+            world.engine.release(session, lease.id, None).expect("released");
+        } else {
+            world.engine.close_session(session, "it is over");
+        }
+        world.until("the third to be deregistered", || world.stat("gdrd_deregistration_failures_total") == 1);
+        assert!(world.engine.open_direct(session, "mlx5_0", &[lease.id]).is_err());
+    }
 }

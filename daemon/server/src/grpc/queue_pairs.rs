@@ -1,14 +1,15 @@
 //! Service `QueuePairs`: brokered queue pairs. Decides nothing; the engine does.
 
 use gdrd_engine::{
-    Endpoint, Engine, Gid, LinkLayer, QueuePairId, QueuePairInfo, QueuePairRequest, QueuePairState, QueuePairType,
+    DirectGrant, Endpoint, Engine, Gid, LeaseId, LinkLayer, QueuePairId, QueuePairInfo, QueuePairRequest,
+    QueuePairState, QueuePairType,
 };
 use gdrd_proto::v1::{self, queue_pairs_server};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::{caller, page};
 use crate::session::{Parcel, Sessions};
-use crate::status::{bad_argument, of_engine};
+use crate::status::{bad_argument, of_engine, status};
 
 /// The service.
 #[derive(Debug, Clone)]
@@ -51,6 +52,31 @@ impl queue_pairs_server::QueuePairs for QueuePairs {
         let queue_pair = QueuePairId(request.into_inner().queue_pair_id);
         self.engine.destroy_queue_pair(session, queue_pair).await.map_err(|refusal| of_engine(&refusal))?;
         Ok(Response::new(v1::DestroyQueuePairResponse {}))
+    }
+
+    async fn open_direct(
+        &self,
+        request: Request<v1::OpenDirectRequest>,
+    ) -> Result<Response<v1::DirectContext>, Status> {
+        let session = caller::session(&self.engine, &request)?;
+        let v1::OpenDirectRequest { hca, lease_ids } = request.into_inner();
+        let engine = self.engine.clone();
+        let open = move || engine.open_direct(session, &hca, &lease_ids.into_iter().map(LeaseId).collect::<Vec<_>>());
+        // It waits for the driver.
+        let opened = tokio::task::spawn_blocking(open).await;
+        let opened = opened.map_err(|error| status(Code::Internal, "INTERNAL", error.to_string()))?;
+        let DirectGrant { hca, context, pd_handle, regions } = opened.map_err(|refusal| of_engine(&refusal))?;
+        let parcel = Parcel::Context { hca: hca.to_string(), context };
+        let delivery_id = self.sessions.deliver(session, parcel).map_err(|refusal| of_engine(&refusal))?;
+        let region = |region: gdrd_engine::DirectRegion| v1::DirectRegion {
+            lease_id: region.lease.0,
+            mr_handle: region.mr_handle,
+            rkey: region.rkey.0,
+            iova: region.iova,
+            size_bytes: region.len_bytes,
+        };
+        let regions = regions.into_iter().map(region).collect();
+        Ok(Response::new(v1::DirectContext { hca: hca.to_string(), pd_handle, regions, delivery_id }))
     }
 
     async fn list(

@@ -54,6 +54,13 @@ pub(crate) enum Parcel {
         /// The eventfd that wakes the broker.
         doorbell: OwnedFd,
     },
+    /// A session's own verbs context.
+    Context {
+        /// The HCA.
+        hca: String,
+        /// Its descriptor.
+        context: OwnedFd,
+    },
 }
 
 /// What a client asks on its socket, acknowledgements aside.
@@ -331,6 +338,7 @@ impl Parcel {
         match self {
             Self::Memory { memory, .. } | Self::Lease { memory, .. } => packet::send(socket, &packet, &[memory]),
             Self::Ring { ring, doorbell, .. } => packet::send(socket, &packet, &[ring, doorbell]),
+            Self::Context { context, .. } => packet::send(socket, &packet, &[context]),
         }
     }
 
@@ -339,6 +347,7 @@ impl Parcel {
         let (kinds, subject): (&[&str], _) = match self {
             Self::Memory { lease, .. } => (&["memory"], Subject::LeaseId(lease.0)),
             Self::Ring { queue_pair, .. } => (&["ring", "doorbell"], Subject::QueuePairId(queue_pair.0)),
+            Self::Context { hca, .. } => (&["context"], Subject::DirectHca(std::mem::take(hca))),
             Self::Lease { request_id, lease, .. } => {
                 let lease = v1::Lease { delivery_id, ..std::mem::take(&mut **lease) };
                 let (request_id, answer) = (*request_id, Some(v1::answer::Answer::Lease(lease)));

@@ -1,0 +1,108 @@
+//! Contexts for clients to import: one for each, opened without rights that the daemon may have.
+//!
+//! A provider gives a context the rights of whoever opens it for good: mlx5 bakes raw packets and device internals into it
+//! (drivers/infiniband/hw/mlx5/devx.c, mlx5_ib_devx_create). Capabilities belong to a thread (capabilities(7)), so the one that
+//! opens such a context gives them up first, and ends after.
+
+use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd as _};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use gdrd_hal::{Access, DirectContext, HcaError, MemoryRegion, MemorySource};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+use crate::context::Context;
+use crate::device;
+use crate::domain::{Domain, DomainHandle};
+use crate::error::{Failed, errno};
+
+/// What a client's context must not be opened with.
+const DROPPED: CapabilitySet = CapabilitySet::NET_RAW.union(CapabilitySet::SYS_RAWIO);
+
+/// A context with its one domain.
+#[derive(Debug)]
+pub(crate) struct Direct(Domain);
+
+impl Direct {
+    /// Opens another context of the same device. Blocks.
+    pub(crate) fn open(context: &Arc<Context>) -> Result<Self, HcaError> {
+        let own = Arc::clone(context);
+        let failed = Failed { hca: context.name(), call: "open a context for a client", resource: "threads" };
+        let opening = move || -> Result<Context, HcaError> {
+            let failed = Failed { hca: own.name(), call: "capset", resource: "memory" };
+            drop_raw_rights().map_err(|errno| failed.with(errno.raw_os_error()))?;
+            device::open_again(&own)
+        };
+        let thread = std::thread::Builder::new().name("gdrd-direct".to_owned()).spawn(opening);
+        let thread = thread.map_err(|error| failed.with(error.raw_os_error().unwrap_or(0)))?;
+        let opened = thread.join().map_err(|_| failed.invalid("the thread that opens it panicked"))??;
+        opened.share();
+        Ok(Self(Domain(Arc::new(DomainHandle::alloc(&Arc::new(opened))?))))
+    }
+}
+
+impl DirectContext for Direct {
+    fn command_fd(&self) -> BorrowedFd<'_> {
+        self.0.0.context().command_fd()
+    }
+
+    fn pd_handle(&self) -> u32 {
+        self.0.0.handle()
+    }
+
+    fn register(
+        &self,
+        source: MemorySource<'_>,
+        access: Access,
+        iova: u64,
+    ) -> Result<(Box<dyn MemoryRegion>, u32), HcaError> {
+        let region = self.0.register_region(source, access, iova)?;
+        let handle = region.handle();
+        Ok((Box::new(region), handle))
+    }
+}
+
+/// Whether the provider can import a context, found out with a copy of the daemon's own: only mlx5 can, as of rdma-core 65.
+pub(crate) fn can_import(context: &Context) -> bool {
+    let Ok(copy) = context.command_fd().try_clone_to_owned() else { return false };
+    let import = context.library().ibv_import_device;
+    // SAFETY: the descriptor is open; an import that fails leaves it to the caller (libibverbs/device.c, ibv_import_device).
+    let Some(imported) = NonNull::new(unsafe { import(copy.as_raw_fd()) }) else { return false };
+    // From here on it is the imported context's, which closes it.
+    let _ = copy.into_raw_fd();
+    let close = context.library().ibv_close_device;
+    // SAFETY: imported just now, and given to nobody else; closing it ends no object of the context that it is of.
+    let closed = unsafe { close(imported.as_ptr()) };
+    debug_assert_eq!(closed, 0, "{}", std::io::Error::from_raw_os_error(errno()));
+    true
+}
+
+/// Gives up, for the calling thread and for ever, what a client must not have.
+fn drop_raw_rights() -> rustix::io::Result<()> {
+    let mut sets = capabilities(None)?;
+    sets.effective.remove(DROPPED);
+    sets.permitted.remove(DROPPED);
+    sets.inheritable.remove(DROPPED);
+    set_capabilities(None, sets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_thread_that_opens_a_clients_context_has_no_raw_rights_and_others_keep_theirs() {
+        let before = capabilities(None).expect("the kernel tells");
+        let opener = std::thread::spawn(|| {
+            drop_raw_rights().expect("less can always be had");
+            // What it starts has no more.
+            std::thread::spawn(|| capabilities(None).expect("the kernel tells")).join().expect("it ends")
+        });
+        let dropped = opener.join().expect("it ends");
+        for set in [dropped.effective, dropped.permitted, dropped.inheritable] {
+            assert!(!set.intersects(DROPPED), "{set:?}");
+        }
+        assert_eq!(dropped.effective, before.effective.difference(DROPPED), "nothing else is given up");
+        assert_eq!(capabilities(None).expect("the kernel tells"), before);
+    }
+}
