@@ -10,6 +10,7 @@ mod health;
 mod inherited;
 mod iommu;
 mod keeper;
+mod locked_memory;
 mod logging;
 mod man;
 mod notify;

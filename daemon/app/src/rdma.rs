@@ -11,6 +11,7 @@ use gdrd_verbs::{Devices, Options, Verbs};
 use tracing::warn;
 
 use crate::hardware::backend;
+use crate::locked_memory;
 
 /// What opens them.
 #[derive(Debug)]
@@ -33,6 +34,9 @@ impl RdmaDevices {
         match opened {
             Ok(opened) => {
                 devices.note(&opened);
+                if let Some(bound) = locked_memory::bound().filter(|_| !opened.hcas.is_empty()) {
+                    warn!("{bound}");
+                }
                 let names: Vec<String> = opened.hcas.iter().map(|hca| hca.name().to_owned()).collect();
                 let told = devices.told(&names);
                 (Some(devices), opened.hcas, told)
@@ -78,7 +82,8 @@ impl RdmaDevices {
     fn told(&self, served: &[String]) -> Backend {
         let serves = (!served.is_empty()).then(|| format!("serves {}", served.join(", ")));
         let unusable: Vec<String> = self.lock().iter().map(|(name, reason)| format!("not {name}: {reason}")).collect();
-        let told: Vec<String> = serves.into_iter().chain(unusable).collect();
+        let bound = locked_memory::bound().filter(|_| !served.is_empty());
+        let told: Vec<String> = serves.into_iter().chain(unusable).chain(bound).collect();
         backend(
             "verbs",
             match told.as_slice() {

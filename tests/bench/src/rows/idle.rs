@@ -88,7 +88,7 @@ async fn use_it(daemon: &Daemon, leases: u32) -> anyhow::Result<()> {
 }
 
 /// VmRSS of proc_pid_status(5), MiB.
-fn resident_mib(pid: u32) -> anyhow::Result<f64> {
+pub(crate) fn resident_mib(pid: u32) -> anyhow::Result<f64> {
     let path = format!("/proc/{pid}/status");
     let status = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     let kib = field(&status, "VmRSS:").with_context(|| format!("{path} has no VmRSS"))?;

@@ -9,6 +9,7 @@ pub(crate) mod lease_round;
 mod live_leases;
 mod place;
 mod read;
+mod rounds;
 pub(crate) mod write_latency;
 pub(crate) mod write_rate;
 
@@ -30,4 +31,5 @@ pub(crate) const ALL: &[Group] = &[
     cache_hits::IDENTIFIED,
     batch::GROUP,
     batch::LIST_GROUP,
+    rounds::GROUP,
 ];
