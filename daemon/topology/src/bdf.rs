@@ -64,6 +64,14 @@ impl PartialOrd for Bdf {
     }
 }
 
+impl RootBus {
+    /// As [`Bdf::is_invented`].
+    #[must_use]
+    pub fn is_invented(self) -> bool {
+        self.domain >= INVENTED_DOMAINS
+    }
+}
+
 /// Text that is not a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is no PCI {wanted}")]

@@ -1,12 +1,14 @@
 //! Pictures, trees and bandwidth of built-in machines.
 
+use std::path::Path;
+
 use gdrd_topology::advise::{Destination, advise_path};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::bandwidth::{matches, of_gpu};
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::plan::contract::Plan;
 use gdrd_topology::plan::{PlanOptions, plan};
-use gdrd_topology::{profile, render};
+use gdrd_topology::{profile, read_text, render};
 
 fn planned(name: &str) -> (Snapshot, Plan) {
     let snapshot = profile::builtin(name).expect("the profile is built in");
@@ -260,4 +262,21 @@ fn nics_of_unknown_rate_are_counted_and_their_sum_is_unknown() {
     let uplink = of_gpu(&without.host, &plan(&without, &PlanOptions::default()), "GPU0").unwrap().uplink.unwrap();
     let nothing = uplink.nics_gbps.expect("no NICs carry nothing");
     assert!(uplink.nics == 0 && nothing == 0.0 && nothing.is_sign_positive());
+}
+
+/// NCCL XML has no host bridges and no port states: nothing is made up for them, and AMD's links have AMD's name.
+#[test]
+fn what_an_input_lacks_is_not_printed_as_if_it_were_there() {
+    let text = include_str!("../../../tests/cases/nccl-xml/rccl-mi300x-8gpu-8nic.xml");
+    let snapshot = read_text(text, Path::new("topo.xml"), &ReadOptions::default()).unwrap();
+    let plan = plan(&snapshot, &PlanOptions::default());
+    let tree = render::tree(&snapshot.host, Some(&plan));
+    assert!(tree.starts_with("root complex  NUMA 0\n"), "{tree}");
+    assert!(tree.contains("  mlx5_0 (1: 400 Gbit/s)  [32x16]\n"), "{tree}");
+    assert!(tree.contains("\nxGMI\n   GPU0 - GPU1: 1 link\n"), "{tree}");
+    let way = advise_path(&snapshot, &plan, "GPU0", &Destination::Gpu("GPU1".to_owned())).unwrap();
+    assert_eq!(way.reason, "1 xGMI link joins them");
+    let texts = [tree, render::dot(&snapshot.host, &plan), render::topo(&snapshot, &plan).to_json()];
+    assert!(texts.iter().all(|text| !text.contains("fffffffe")), "{texts:?}");
+    assert!(render::matrix(&snapshot.host, None).contains("NV#  = # bonded xGMI links\n"));
 }

@@ -114,7 +114,7 @@ fn of_an_unknown_place_no_warning_claims_to_know_the_way() {
     let snapshot =
         snapshot(read("\tGPU0\tGPU1\tNIC0\nGPU0\t X \tN/A\tN/A\nGPU1\tN/A\t X \tPIX\nNIC0\tN/A\tPIX\t X \n"));
     let plan = plan(&snapshot, &PlanOptions::default());
-    assert!(plan.warnings.contains(&"GPU0: NIC0 is at an unknown place".to_owned()), "{:?}", plan.warnings);
+    assert!(plan.warnings.contains(&"GPU0-NIC0: at an unknown place".to_owned()), "{:?}", plan.warnings);
 }
 
 /// Nine entries, one wire: only one is offered. Of a bonded card it is the bond.

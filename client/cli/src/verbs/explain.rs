@@ -113,7 +113,8 @@ fn as_text(view: &View) -> String {
         [Column::Left(""), Column::Left("NIC"), Column::Left("LEVEL"), Column::Right("GBIT/S"), Column::Left("WHY")];
     let findings = view.bandwidth.iter().flat_map(|found| &found.findings);
     let bandwidth: String = findings.map(|finding| format!("bandwidth: {finding}\n")).collect();
-    format!("{}: {}\n{}{bandwidth}", view.gpu, view.summary, output::table(&columns, rows))
+    let table = if view.candidates.is_empty() { String::new() } else { output::table(&columns, rows) };
+    format!("{}: {}\n{table}{bandwidth}", view.gpu, view.summary)
 }
 
 #[cfg(test)]

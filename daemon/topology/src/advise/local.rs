@@ -37,7 +37,7 @@ pub(super) fn to_gpu(host: &Host, from: GpuId, to: GpuId) -> PathAdvice {
         Some(Level::NvLink(links)) => {
             let fallback = if is_below_switch { p2p() } else { staged() };
             let gbps = reached(host.nvlink_gbps(from, to), NVLINK_SHARE);
-            (PathKind::Nvlink, gbps, format!("{} bonded NVLinks join them", links.0), fallback)
+            (PathKind::Nvlink, gbps, joined_directly(host, links.0), fallback)
         }
         Some(level @ (Level::Pix | Level::Pxb)) => {
             (PathKind::PcieP2p, pcie, below_switch(level, acs.as_ref()), staged())
@@ -54,6 +54,13 @@ pub(super) fn to_gpu(host: &Host, from: GpuId, to: GpuId) -> PathAdvice {
         None => (PathKind::Staged, None, "the place of a GPU is not known".to_owned(), None),
     };
     PathAdvice { level, gbps, fallback, ..advice(host, from, name(host, to), kind, reason) }
+}
+
+fn joined_directly(host: &Host, links: u8) -> String {
+    match (links, host.gpu_link_noun()) {
+        (1, word) => format!("1 {word} joins them"),
+        (links, word) => format!("{links} bonded {word}s join them"),
+    }
 }
 
 /// Why peer traffic below one switch is the way, and how far up it goes.

@@ -49,6 +49,23 @@ pub enum NvLinkKind {
     Switched,
 }
 
+impl Host {
+    /// What its GPUs call the links between them: `NVLink`, AMD's `xGMI`.
+    #[must_use]
+    pub fn gpu_link_word(&self) -> &'static str {
+        let first = self.gpus.iter().find_map(|gpu| self.function(gpu.bdf?));
+        if first.and_then(|function| function.vendor) == Some(AMD) { "xGMI" } else { "NVLink" }
+    }
+
+    /// One of them.
+    pub(crate) fn gpu_link_noun(&self) -> &'static str {
+        if self.gpu_link_word() == "xGMI" { "xGMI link" } else { "NVLink" }
+    }
+}
+
+/// PCI vendor id of AMD's GPUs.
+const AMD: u16 = 0x1002;
+
 /// NVLinks as an input lists them, by address, before GPUs have ids.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RawNvLink {

@@ -53,6 +53,10 @@ impl Pairing<'_> {
             );
         }
         let equals = self.equals(gpu, first);
+        if level.is_none() && equals.len() > 1 {
+            let why = "the input does not tell how near any NIC is";
+            return format!("{why}: {} of those that other GPUs leave", list(&names));
+        }
         let mut words = match equals.len() {
             0 | 1 => format!("{} is the nearest NIC ({})", list(&names), level_word(level)),
             n if n == assigned.len() => format!("{} are the nearest NICs ({})", list(&names), level_word(level)),
@@ -183,26 +187,27 @@ impl Pairing<'_> {
         ))
     }
 
+    /// One warning for all pairs of a level beyond a switch, and one for each NIC that should not be used.
     fn far_pairs(&self) -> Vec<String> {
         let is_flat = self.is_flat();
         let mut far = Vec::new();
+        let mut by_level: BTreeMap<Option<Level>, Vec<String>> = BTreeMap::new();
         for (gpu, device) in (0..).map(GpuId).zip(&self.host.gpus) {
-            let mut by_level: BTreeMap<Option<Level>, Vec<String>> = BTreeMap::new();
             for nic in self.choice.of_gpu(gpu) {
-                by_level.entry(self.host.gpu_hca_level(gpu, *nic)).or_default().push(self.name(*nic));
+                let pair = format!("{}-{}", device.name, self.name(*nic));
+                by_level.entry(self.host.gpu_hca_level(gpu, *nic)).or_default().push(pair);
                 far.extend(
                     self.unusable(*nic)
                         .map(|why| format!("{}: {} is assigned, but {why}", device.name, self.name(*nic))),
                 );
             }
-            // Of a flat tree the levels say nothing, so that one warning for all is enough.
-            let is_told = |level: &Option<Level>| !(is_flat && *level == Some(Level::Phb));
-            let is_far = |level: &Option<Level>| level.is_none_or(|level| level > Level::Pxb);
-            for (level, names) in by_level.into_iter().filter(|(level, _)| is_told(level) && is_far(level)) {
-                let are = if names.len() == 1 { "is" } else { "are" };
-                let so = if level.is_some() { ": no switch joins them, traffic passes the CPU" } else { "" };
-                far.push(format!("{}: {} {are} {}{so}", device.name, list(&names), level_word(level)));
-            }
+        }
+        // Of a flat tree the levels say nothing, so that one warning for all is enough.
+        let is_told = |level: &Option<Level>| !(is_flat && *level == Some(Level::Phb));
+        let is_far = |level: &Option<Level>| level.is_none_or(|level| level > Level::Pxb);
+        for (level, pairs) in by_level.into_iter().filter(|(level, _)| is_told(level) && is_far(level)) {
+            let so = if level.is_some() { ": no switch joins them, traffic passes the CPU" } else { "" };
+            far.push(format!("{}: {}{so}", list(&pairs), level_word(level)));
         }
         far
     }

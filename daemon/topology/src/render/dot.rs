@@ -54,6 +54,7 @@ fn write_all(out: &mut String, host: &Host, plan: &Plan) -> fmt::Result {
             writeln!(out, "  {own} [label={}];", quoted(&format!("{} {}", role(function.role), function.bdf)))?;
         }
         let parent = match function.upstream {
+            Upstream::Root(root) if root.is_invented() => quoted(&format!("root complex {}", root.bus)),
             Upstream::Root(root) => quoted(&root.to_string()),
             Upstream::Bridge(bridge) => node(Some(bridge), ""),
             Upstream::Unknown => continue,

@@ -89,7 +89,7 @@ pub fn topo(snapshot: &Snapshot, plan: &Plan) -> Topo {
         ids: function.vendor.zip(function.device).map(|(vendor, device)| format!("{vendor:04x}:{device:04x}")),
         class: function.class.map(|class| format!("{class:?}")),
         parent: match function.upstream {
-            Upstream::Root(root) => Some(root.to_string()),
+            Upstream::Root(root) => Some(root).filter(|root| !root.is_invented()).map(|root| root.to_string()),
             Upstream::Bridge(bridge) => Some(bridge.to_string()),
             Upstream::Unknown => None,
         },

@@ -48,7 +48,7 @@ Legend:
   PHB  = one root bus, no common bridge: through the CPU
   PXB  = a common bridge, more than one bridge to a device
   PIX  = a common bridge, at most one bridge to each device
-  NV#  = # bonded NVLinks
+  NV#  = # bonded {link}s
   ?    = the place of a device is not known
 ";
 
@@ -59,7 +59,7 @@ pub fn matrix(host: &Host, plan: Option<&Plan>) -> String {
     let mut rows = vec![header(&devices)];
     rows.extend(devices.iter().map(|device| row(host, *device, &devices)));
     let mut out = aligned(&rows);
-    out += LEGEND;
+    out += &LEGEND.replace("{link}", host.gpu_link_noun());
     // Writing to a String cannot fail.
     let _ = legends(&mut out, host, plan);
     out

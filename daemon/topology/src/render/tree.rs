@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use crate::acs::Acs;
 use crate::bdf::{Bdf, RootBus};
-use crate::model::{Drive, Gpu, Hca, Host, NvLinkEnd, PciClass, PciFunction, PciRole, PortState, Upstream};
+use crate::model::{Drive, Gpu, Hca, Host, LinkLayer, NvLinkEnd, PciClass, PciFunction, PciRole, PortState, Upstream};
 use crate::plan::contract::Plan;
 use crate::words::counted;
 
@@ -92,7 +92,7 @@ impl<'a> Printer<'a> {
         }
         for (root, tops) in &roots {
             match root {
-                Some(root) => writeln!(out, "{}{}", self.heading(&root.to_string()), self.numa_of_root(tops))?,
+                Some(root) => writeln!(out, "{}{}", self.heading(&root_name(*root)), self.numa_of_root(tops))?,
                 None => writeln!(out, "{}", self.heading("place unknown"))?,
             }
             self.children(out, tops, "")?;
@@ -178,7 +178,7 @@ impl<'a> Printer<'a> {
 
     fn nvlinks(&self, out: &mut String) -> std::fmt::Result {
         if !self.host.nvlinks.is_empty() {
-            writeln!(out, "{}", self.heading("NVLink"))?;
+            writeln!(out, "{}", self.heading(self.host.gpu_link_word()))?;
         }
         for link in &self.host.nvlinks {
             let name = |id| self.host.gpu(id).map_or("?", |gpu| gpu.name.as_str());
@@ -205,10 +205,19 @@ fn role(function: &PciFunction) -> &'static str {
     }
 }
 
+/// A root bus by its address, unless that only stands for one.
+fn root_name(root: RootBus) -> String {
+    if root.is_invented() { "root complex".to_owned() } else { root.to_string() }
+}
+
 fn nic(hca: &Hca) -> String {
     let ports = hca.ports.iter().map(|port| {
-        let rate = port.rate_gbps.map_or_else(String::new, |rate| format!(" {rate} Gbit/s"));
-        format!("{}: {} {}{rate}", port.port_num, port.state, port.link_layer)
+        let state = Some(port.state.to_string()).filter(|_| port.state != PortState::Unknown);
+        let layer = Some(port.link_layer.to_string()).filter(|_| port.link_layer != LinkLayer::Unknown);
+        let rate = port.rate_gbps.map(|rate| format!("{rate} Gbit/s"));
+        let known: Vec<String> = [state, layer, rate].into_iter().flatten().collect();
+        let known = if known.is_empty() { "unknown".to_owned() } else { known.join(" ") };
+        format!("{}: {known}", port.port_num)
     });
     let ports: Vec<String> = ports.collect();
     if ports.is_empty() { hca.name.clone() } else { format!("{} ({})", hca.name, ports.join(", ")) }

@@ -63,6 +63,7 @@ fn host(mut matrix: Matrix) -> RawHost {
     let names = names(&matrix, &mut raw.warnings);
     let levels = levels(&matrix, &mut raw.warnings);
     let numa: Vec<Option<NumaId>> = (0..matrix.columns.len()).map(|column| matrix.numa(column)).collect();
+    let mut rowless: Vec<&str> = Vec::new();
     for (place, column) in matrix.columns.iter().enumerate().filter(|(_, column)| column.is_gpu()) {
         let row = matrix.rows.iter().find(|row| row.column == place);
         let affinity = row.map_or("", |row| row.numa.as_str());
@@ -72,9 +73,13 @@ fn host(mut matrix: Matrix) -> RawHost {
                 .push(format!("{}: NUMA affinity `{affinity}` is no single node, taken as unknown", column.name));
         }
         if row.is_none() {
-            raw.warnings.push(format!("{}: has no row, so its levels to most devices are unknown", column.name));
+            rowless.push(&column.name);
         }
         raw.named_gpus.push(NamedGpu { name: column.name.clone(), numa: own });
+    }
+    if !rowless.is_empty() {
+        let (list, has) = (rowless.join(", "), if rowless.len() == 1 { "has" } else { "have" });
+        raw.warnings.push(format!("{list}: {has} no row, so that most of the levels are unknown"));
     }
     let nics = matrix.columns.iter().enumerate().filter(|(_, column)| !column.is_gpu());
     let hca = |(place, _): (usize, &Column)| RawHca {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{CELL_WIDTH, CHARACTER, GAP};
-use crate::bdf::{Bdf, INVENTED_DOMAINS, RootBus};
+use crate::bdf::{Bdf, RootBus};
 use crate::model::{Drive, Gpu, Hca, Host, NumaId, PciFunction, PciRole, PortState};
 use crate::words;
 
@@ -154,7 +154,7 @@ pub(super) fn frames(host: &Host) -> Vec<Frame> {
         let note = cpus(host, numa);
         let node = nodes.entry((numa.is_none(), numa)).or_insert_with(|| Frame::new(FrameKind::Numa, title, note));
         let (title, note) = match root {
-            Some(root) if root.domain >= INVENTED_DOMAINS => ("root complex".to_owned(), String::new()),
+            Some(root) if root.is_invented() => ("root complex".to_owned(), String::new()),
             Some(root) => (format!("host bridge {}", short_root(root)), String::new()),
             None => ("no place in the PCI tree".to_owned(), String::new()),
         };

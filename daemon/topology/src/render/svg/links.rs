@@ -130,8 +130,11 @@ impl Picture<'_> {
             let (least, most) = (counts.clone().min().unwrap_or(0), counts.max().unwrap_or(0));
             let links = if least == most { format!("{most}") } else { format!("{least} to {most}") };
             let noun = if most == 1 { "link" } else { "links" };
-            let label =
-                format!("{} pairs of GPUs joined directly, {links} {} {noun} each", direct.len(), self.link_word());
+            let label = format!(
+                "{} pairs of GPUs joined directly, {links} {} {noun} each",
+                direct.len(),
+                self.host.gpu_link_word()
+            );
             let y = bottom + self.links_height() - 2.0;
             let x = self.frames.first().map_or(GAP, |frame| frame.x);
             text(out, x, y, 11.0, "#4c7411", "start", true, &label)?;

@@ -139,7 +139,7 @@ impl<'a> Picture<'a> {
         let nvlink = nvlink
             .as_ref()
             .and_then(|kind| kind.as_str())
-            .map_or_else(String::new, |kind| format!(" · {}: {kind}", self.link_word()));
+            .map_or_else(String::new, |kind| format!(" · {}: {kind}", self.host.gpu_link_word()));
         text(out, MARGIN, 28.0, 18.0, "#1a1a1a", "start", true, name)?;
         let line = format!(
             "{} · {} · {}{nvlink} · read from {kind}, generation {}",
@@ -208,12 +208,6 @@ impl<'a> Picture<'a> {
     fn users(&self, cell: &Cell) -> usize {
         let name = cell.lines.first();
         self.plan.nics.iter().find(|nic| Some(&nic.name) == name).map_or(0, |nic| nic.gpus.len())
-    }
-
-    /// What the vendor calls its links between GPUs.
-    pub(super) fn link_word(&self) -> &'static str {
-        let first = self.host.gpus.iter().find_map(|gpu| self.host.function(gpu.bdf?));
-        if first.and_then(|function| function.vendor) == Some(0x1002) { "xGMI" } else { "NVLink" }
     }
 
     fn find(&self, kind: CellKind, place: usize) -> Option<&Cell> {
