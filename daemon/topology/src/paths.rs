@@ -15,7 +15,8 @@ struct Path<'a> {
 
 impl<'a> Path<'a> {
     fn of(host: &'a Host, end: Bdf) -> Option<Self> {
-        Some(Self { end: host.function(end)?, above: host.bridges_above(end).collect() })
+        let end = host.function(end)?;
+        Some(Self { end, above: host.bridges_of(end).collect() })
     }
 
     fn root_bus(&self) -> Option<RootBus> {

@@ -112,12 +112,17 @@ impl Host {
 
     /// Bridges above a function, nearest first. Ends at the root bus or where the tree is not known.
     pub fn bridges_above(&self, bdf: Bdf) -> impl Iterator<Item = &PciFunction> {
+        self.function(bdf).into_iter().flat_map(|function| self.bridges_of(function))
+    }
+
+    /// The same of a function that has been found.
+    pub(crate) fn bridges_of<'a>(&'a self, function: &'a PciFunction) -> impl Iterator<Item = &'a PciFunction> {
         let above = move |function: &PciFunction| match function.upstream {
             Upstream::Bridge(bridge) => self.function(bridge),
             Upstream::Root(_) | Upstream::Unknown => None,
         };
         // Assembly breaks cycles, so the walk ends; the bound keeps that true for hand-made hosts.
-        std::iter::successors(self.function(bdf).and_then(above), move |f| above(f)).take(MAX_BRIDGE_DEPTH)
+        std::iter::successors(above(function), move |f| above(f)).take(MAX_BRIDGE_DEPTH)
     }
 
     /// Whether both hosts have the same devices at the same places in the same state. What changes by itself

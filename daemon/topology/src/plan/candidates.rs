@@ -156,7 +156,8 @@ const UNKNOWN_DISTANCE: u16 = u16::MAX;
 fn nearness(host: &Host, gpu: GpuId, hca: HcaId) -> Nearness {
     let level = host.gpu_hca_level(gpu, hca);
     // Bridges of one physical switch are partitions of it: how many there are says nothing of the way.
-    let level = if host.shares_one_switch(gpu, hca) { Some(Level::Pix) } else { level };
+    let is_one_switch = level == Some(Level::Pxb) && host.shares_one_switch(gpu, hca);
+    let level = if is_one_switch { Some(Level::Pix) } else { level };
     let numa = match level {
         // Below one switch the node says nothing more, and functions of one card may even disagree.
         Some(Level::Phb | Level::Node | Level::Sys) | None => numa_distance(host, gpu, hca),

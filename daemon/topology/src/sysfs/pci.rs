@@ -52,23 +52,23 @@ fn base_class(class: PciClass) -> u32 {
 
 /// Reads all functions of the tree.
 pub(super) fn read(tree: &Tree, source: SourceKind, matter: &Matter<'_>) -> Result<Vec<PciFunction>, TopologyError> {
-    let found = match tree.list(DEVICES)? {
-        Some(names) => listed(tree, names),
-        None => linked(tree),
-    };
-    Ok(parallel::by_parts(tree, &found, |tree, part| {
+    let functions = |tree: &Tree, steps: &[Step]| -> Vec<PciFunction> {
         let mut reader = Reader { tree, source, matter, numa_of_roots: BTreeMap::new(), ids_file: IdsFile::Uevent };
-        part.iter().map(|step| reader.function(step)).collect()
-    }))
+        steps.iter().map(|step| reader.function(step)).collect()
+    };
+    Ok(match tree.list(DEVICES)? {
+        Some(names) => parallel::by_parts(tree, &names, |tree, part| functions(tree, &listed(tree, part))),
+        None => functions(tree, &linked(tree)),
+    })
 }
 
 /// Functions of bus/pci/devices. Only these links count: a tree may hold folders of the same name at
 /// several places.
-fn listed(tree: &Tree, names: Vec<String>) -> Vec<Step> {
+fn listed(tree: &Tree, names: &[String]) -> Vec<Step> {
     let mut found = Vec::with_capacity(names.len());
     for name in names {
         let entry = || format!("{DEVICES}/{name}");
-        let PathPart::Function(bdf) = PathPart::of(&name) else {
+        let PathPart::Function(bdf) = PathPart::of(name) else {
             tree.warn(&entry(), "is no PCI address, left out");
             continue;
         };
