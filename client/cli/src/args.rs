@@ -80,7 +80,8 @@ pub(crate) enum Verb {
     #[command(after_help = "Examples:
   gdrctl plan
   gdrctl plan --format json | jq -r '.gpus[] | \"\\(.name) \\(.assigned | join(\",\"))\"'
-  gdrctl plan --nics '^mlx5_4,mlx5_5' --max-level PXB")]
+  gdrctl plan --nics '^mlx5_4,mlx5_5' --max-level PXB
+  gdrctl plan --apply                    adopt a better pairing that a warning told of")]
     Plan(Deferred<Plan>),
     /// Explain why a GPU has the NICs it has
     #[command(after_help = "Examples:
@@ -283,6 +284,9 @@ pub(crate) struct Capture {
 
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
+    /// Have the daemon put in force the pairing that it would make anew, where pairs that stuck are worse; for root and gdrd-admin
+    #[arg(long, conflicts_with_all = ["input", "gpu_ids", "nics", "max_level"])]
+    pub(crate) apply: bool,
     #[command(flatten)]
     pub(crate) input: Input,
     #[command(flatten)]

@@ -45,6 +45,17 @@ fn the_daemons_topology_is_that_of_the_profile_it_simulates() {
 }
 
 #[test]
+fn a_plan_that_is_the_best_stays_when_it_is_applied() {
+    let daemon = Daemon::start();
+    let before = json(&daemon, &["plan"]);
+    let applied = json(&daemon, &["plan", "--apply"]);
+    assert_eq!((&applied["schema"], &applied["moved"]), (&"gdrd.apply/v1".into(), &Value::Array(Vec::new())));
+    assert_eq!((&applied["generation"], &json(&daemon, &["plan"])), (&before["generation"], &before));
+    assert!(text(&daemon, &["plan", "--apply"]).starts_with("no pairing is better"));
+    assert_eq!(gdrctl(&daemon, &["plan", "--apply", "--input", "dgx-a100"]).status.code(), Some(2));
+}
+
+#[test]
 fn the_daemons_advice_and_exports_are_those_of_the_profile_it_simulates() {
     let daemon = Daemon::start();
     let both =
@@ -168,6 +179,7 @@ fn another_user_sees_topology_and_no_foreign_lease() {
             command.output().expect("gdrctl starts")
         };
         assert!(as_other(&["plan"]).status.success());
+        assert_eq!(as_other(&["plan", "--apply"]).status.code(), Some(4), "for administrators");
         let listed = as_other(&["buffers", "--format", "json"]);
         assert!(!String::from_utf8_lossy(&listed.stdout).contains("of-a-test"));
     });

@@ -157,6 +157,17 @@ impl Client {
         Ok(answer.await?.gpu_uuids)
     }
 
+    /// Has the daemon put in force the pairing that it would make anew, where pairs that stuck are worse. For root and
+    /// gdrd-admin.
+    ///
+    /// # Errors
+    /// As [`Client::status`]; [`ClientError::Refused`] for others.
+    pub async fn apply_plan(&self) -> Result<v1::ApplyPlanResponse, ClientError> {
+        let request = v1::ApplyPlanRequest {};
+        self.ask("Host.ApplyPlan", request, async |channel, request| HostClient::new(channel).apply_plan(request).await)
+            .await
+    }
+
     /// Has the daemon prove by loopback transfers that HCAs move memory of GPUs and of the host. For administrators.
     ///
     /// # Errors

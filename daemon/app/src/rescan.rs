@@ -44,7 +44,7 @@ impl Rescan {
         let hca_events = self.engine.watch_hcas();
         // Of what is in doubt since before this daemon.
         self.probe_again();
-        tokio::join!(self.watch(hca_events), self.keep_probes());
+        tokio::join!(self.watch(hca_events), self.keep_probes(), self.follow_plan());
     }
 
     async fn watch(&self, mut hca_events: impl Stream<Item = ()> + Unpin) {
@@ -84,6 +84,22 @@ impl Rescan {
             let (probes, topology) = (Arc::clone(&self.probes), self.topology.clone());
             if let Err(error) = tokio::task::spawn_blocking(move || probes.save(&topology)).await {
                 warn!(%error, "what probes found was not written down");
+            }
+        }
+    }
+
+    /// Tells the engine of a plan that an administrator put in force.
+    async fn follow_plan(&self) {
+        let pairs = || -> Vec<Vec<String>> {
+            self.topology.current().plan().gpus.iter().map(|gpu| gpu.assigned.clone()).collect()
+        };
+        let mut views = self.topology.subscribe();
+        let mut told = pairs();
+        while views.changed().await.is_ok() {
+            let now = pairs();
+            if now != told {
+                self.engine.update_plan(hardware::host_plan(&self.topology, &[], &self.machine));
+                told = now;
             }
         }
     }

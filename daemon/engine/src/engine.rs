@@ -389,6 +389,14 @@ impl Engine {
         self.runtime().resume_gpus(viewer, gpu)
     }
 
+    /// Refuses whoever is no administrator what only they may do.
+    ///
+    /// # Errors
+    /// `NotAdmin`, `SessionEnded`.
+    pub fn require_admin(&self, viewer: &Viewer, what: &'static str) -> Result<(), EngineError> {
+        self.runtime().require_admin(viewer, what)
+    }
+
     /// Proves, for an administrator, that HCAs move memory of GPUs and of the host, by loopback transfers with checked
     /// content, one after the other. `gpu` (name, UUID or BDF) and `hca` choose; empty for all: then each GPU with its
     /// assigned HCAs, and a host buffer with each HCA. Blocks on drivers for a while.

@@ -9,7 +9,7 @@ use gdrd_engine::Probed;
 use gdrd_proto::v1;
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::plan::contract::Plan;
-use gdrd_topology::plan::{PlanOptions, Replan, plan, replan};
+use gdrd_topology::plan::{Move, PlanOptions, Replan, adopt, plan, replan};
 use gdrd_topology::profile;
 use tokio::sync::watch;
 
@@ -65,6 +65,14 @@ impl View {
     }
 }
 
+/// The plan to use, which tells of a better one.
+fn told(replanned: Replan) -> Plan {
+    let advice = replanned.advice();
+    let mut plan = replanned.plan;
+    plan.warnings.extend(advice);
+    plan
+}
+
 /// What a new reading of the host changed.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
@@ -113,7 +121,7 @@ impl Topology {
         if before.snapshot.host.is_same_as(&snapshot.host) {
             if before.snapshot.host.warnings != snapshot.host.warnings {
                 snapshot.generation = before.generation();
-                let plan = replan(&before.plan, &snapshot, &self.options).plan;
+                let plan = told(replan(&before.plan, &snapshot, &self.options));
                 let view = Arc::new(View::new(snapshot, plan, &proofs));
                 self.current.send_if_modified(|current| {
                     *current = view;
@@ -130,8 +138,20 @@ impl Topology {
             snapshot.host.hcas.iter().any(|known| known.name == hca)
                 && place(&before.plan, gpu) == place(&replanned.plan, gpu)
         });
-        self.current.send_replace(Arc::new(View::new(snapshot, replanned.plan.clone(), &proofs)));
+        self.current.send_replace(Arc::new(View::new(snapshot, told(replanned.clone()), &proofs)));
         Change::Replanned(Box::new(replanned))
+    }
+
+    /// Puts in force the plan that would be made anew, as the next generation unless it is the one in force. Returns the GPUs
+    /// whose NICs it changes.
+    pub fn adopt(&self) -> Vec<Move> {
+        let proofs = self.proofs();
+        let before = self.current();
+        let mut snapshot = before.snapshot.clone();
+        snapshot.generation += 1;
+        let Some((plan, moved)) = adopt(&before.plan, &snapshot, &self.options) else { return Vec::new() };
+        self.current.send_replace(Arc::new(View::new(snapshot, plan, &proofs)));
+        moved
     }
 
     /// Puts what probes found into the plan, as the next generation if that changes it.
@@ -240,6 +260,35 @@ mod tests {
         topology.update(less);
         topology.update(whole);
         assert_ne!(state(&topology), Some(GdrState::Proven), "a device that comes back is another");
+    }
+
+    #[test]
+    fn pairs_stay_when_a_nic_comes_back_until_the_better_plan_is_adopted() {
+        let whole = || profile::builtin("dgx-a100").expect("a built-in profile");
+        let topology = topology();
+        let assigned = |topology: &Topology| topology.current().plan().gpus[0].assigned.clone();
+        let advises = |topology: &Topology| {
+            let view = topology.current();
+            view.plan().warnings.iter().any(|warning| warning.contains("gdrctl plan --apply"))
+        };
+        let (first, gpu) = (assigned(&topology), topology.current().plan().gpus[0].name.clone());
+        assert_eq!((topology.adopt(), topology.current().generation()), (Vec::new(), 1), "nothing is better");
+
+        let mut less = whole();
+        less.host.hcas.retain(|hca| !first.contains(&hca.name));
+        topology.update(less);
+        let second = assigned(&topology);
+        assert!(second != first && !advises(&topology));
+
+        topology.update(whole());
+        assert_eq!((assigned(&topology), topology.current().generation()), (second.clone(), 3));
+        assert!(advises(&topology), "{:?}", topology.current().plan().warnings);
+
+        let moved = topology.adopt();
+        assert!(moved.iter().any(|moved| moved.gpu == gpu && moved.from == second && moved.to == first), "{moved:?}");
+        assert_eq!((assigned(&topology), topology.current().generation()), (first, 4));
+        assert!(!advises(&topology));
+        assert_eq!((topology.adopt(), topology.current().generation()), (Vec::new(), 4));
     }
 
     #[test]

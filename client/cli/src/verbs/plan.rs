@@ -1,6 +1,7 @@
 //! `gdrctl plan`: which NICs each GPU should use, as `gdrd.plan/v1` or as a table.
 
 use anstyle::{AnsiColor, Style};
+use gdrd_client::v1::MovedGpu;
 use gdrd_topology::bandwidth::{self, BandwidthMatch};
 use gdrd_topology::level::Level;
 use gdrd_topology::model::Host;
@@ -8,13 +9,18 @@ use gdrd_topology::plan::contract::{GpuPlan, Plan};
 use gdrd_topology::plan::{NicFilter, PlanOptions, plan};
 use gdrd_topology::words;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::args::{self, Format, Global, Pairing};
 use crate::exit::{Outcome, UsageError};
+use crate::host;
 use crate::output::{self, Column};
 use crate::source::{self, Topology};
 
 pub(crate) fn run(global: &Global, options: &args::Plan) -> anyhow::Result<Outcome> {
+    if options.apply {
+        return apply(global);
+    }
     let wishes = wishes(&options.pairing)?;
     let (snapshot, made) = match (source::topology(global, &options.input)?, wishes) {
         (Topology::Daemons(snapshot, plan), None) => (snapshot, plan),
@@ -29,6 +35,24 @@ pub(crate) fn run(global: &Global, options: &args::Plan) -> anyhow::Result<Outco
         _ => output::write(&(as_text(&made) + &bandwidth_text(&snapshot.host, &made)))?,
     }
     Ok(Outcome::Done)
+}
+
+fn apply(global: &Global) -> anyhow::Result<Outcome> {
+    let done = host::block_on(async { Ok(host::connect(global).await?.apply_plan().await?) })?;
+    let json = || {
+        let moved = done.moved.iter().map(|moved| json!({ "gpu": moved.gpu, "from": moved.from, "to": moved.to }));
+        let moved: Vec<Value> = moved.collect();
+        json!({ "schema": "gdrd.apply/v1", "generation": done.generation, "moved": moved })
+    };
+    output::print(global.format, json, || {
+        if done.moved.is_empty() {
+            return "no pairing is better than the one in force\n".to_owned();
+        }
+        let names = |nics: &[String]| if nics.is_empty() { "no NIC".to_owned() } else { nics.join(",") };
+        let line =
+            |moved: &MovedGpu| format!("{}: {} instead of {}\n", moved.gpu, names(&moved.to), names(&moved.from));
+        done.moved.iter().map(line).collect()
+    })
 }
 
 /// The plan, and each GPU's link against its NICs, which takes the host to tell.

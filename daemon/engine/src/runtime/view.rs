@@ -31,6 +31,13 @@ impl Runtime {
         }
     }
 
+    pub(crate) fn require_admin(&self, viewer: &Viewer, what: &'static str) -> Result<(), EngineError> {
+        match self.seen(&self.state().core, viewer)? {
+            Seen::All => Ok(()),
+            Seen::Tenant(_) => Err(EngineError::NotAdmin { what }),
+        }
+    }
+
     pub(crate) fn lease_with_keys(&self, session: SessionId, lease: LeaseId) -> Result<LeaseInfo, EngineError> {
         let (allocation, mut info) = self.state().core.held_info(session, lease)?;
         if let Some(memory) = self.objects.memory(allocation) {

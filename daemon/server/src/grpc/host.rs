@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gdrd_engine::{Engine, ProbeOutcome, Probed};
 use gdrd_proto::v1::{self, host_server};
+use gdrd_topology::plan::Move;
 use tonic::{Code, Request, Response, Status};
 
 use super::caller;
@@ -107,6 +108,20 @@ impl host_server::Host for Host {
         let done = tokio::task::spawn_blocking(call).await;
         let gpus = done.map_err(|error| bug(&error))?.map_err(|refusal| of_engine(&refusal))?;
         Ok(Response::new(v1::DrainResponse { gpu_uuids: gpus.into_iter().map(|uuid| uuid.0).collect() }))
+    }
+
+    async fn apply_plan(
+        &self,
+        request: Request<v1::ApplyPlanRequest>,
+    ) -> Result<Response<v1::ApplyPlanResponse>, Status> {
+        let viewer = caller::viewer(&self.engine, &request)?;
+        self.engine.require_admin(&viewer, "to apply a plan").map_err(|refusal| of_engine(&refusal))?;
+        let topology = self.topology.clone();
+        // Large hosts take a while to plan.
+        let moved = tokio::task::spawn_blocking(move || topology.adopt()).await.map_err(|error| bug(&error))?;
+        let moved = moved.into_iter().map(|Move { gpu, from, to }| v1::MovedGpu { gpu, from, to });
+        let generation = self.topology.current().generation();
+        Ok(Response::new(v1::ApplyPlanResponse { generation, moved: moved.collect() }))
     }
 
     async fn gpu_memory(

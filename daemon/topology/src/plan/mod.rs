@@ -26,7 +26,7 @@ use contract::{GpuPlan, NicPlan, NvLinkPlan, PairPlan, Plan, PortPlan, SCHEMA};
 
 pub use explain::{Explanation, Loser, Winner, explain};
 pub use filter::{BadFilter, NicFilter};
-pub use sticky::{Move, Replan, replan};
+pub use sticky::{Move, Replan, adopt, replan};
 
 /// What the operator may say about pairing; the operator has the last word.
 #[derive(Clone, Debug, PartialEq)]

@@ -49,6 +49,30 @@ pub fn replan(previous: &Plan, snapshot: &Snapshot, options: &PlanOptions) -> Re
     Replan { plan: kept_plan, moved, better }
 }
 
+/// Plans a snapshot anew, whatever stuck: the plan, and the GPUs whose NICs it changes. `None` where it changes none.
+#[must_use]
+pub fn adopt(previous: &Plan, snapshot: &Snapshot, options: &PlanOptions) -> Option<(Plan, Vec<Move>)> {
+    let fresh = plan(snapshot, options);
+    let moved = moves(previous, &snapshot.host, &fresh);
+    (!moved.is_empty()).then_some((fresh, moved))
+}
+
+impl Replan {
+    /// What a better plan would change and how to have it, in a sentence; `None` where the one to use is the best.
+    #[must_use]
+    pub fn advice(&self) -> Option<String> {
+        let better = self.better.as_ref()?;
+        let differs = |gpu: &&GpuPlan| self.plan.gpu(&gpu.name).is_some_and(|now| now.assigned != gpu.assigned);
+        let names = |nics: &[String]| if nics.is_empty() { "no NIC".to_owned() } else { nics.join(",") };
+        let change = |gpu: &GpuPlan| {
+            let now = self.plan.gpu(&gpu.name).map_or(&[][..], |now| &now.assigned);
+            format!("{}: {} instead of {}", gpu.name, names(&gpu.assigned), names(now))
+        };
+        let changes: Vec<String> = better.gpus.iter().filter(differs).map(change).collect();
+        Some(format!("another pairing would be better ({}); gdrctl plan --apply puts it in force", changes.join("; ")))
+    }
+}
+
 /// NICs of each GPU by a plan, as far as GPU and NIC are on the host. A GPU that lost all of its NICs, or had
 /// none, is left out: it is planned anew.
 pub(super) fn still_there(previous: &Plan, host: &Host) -> BTreeMap<GpuId, Vec<HcaId>> {
