@@ -64,6 +64,9 @@ impl From<SessionEnd> for ClientError {
 
 /// The lifeline of buffers and queue pairs. Cheap to clone; clones share it. When the last clone is dropped, and no
 /// buffer or queue pair of it is left, the session ends, and the daemon takes back what it still held.
+///
+/// After fork(2) it is the parent's alone: in the child, calls, posts and polls are refused with
+/// [`ClientError::InvalidArgument`], and what is dropped there ends nothing.
 #[derive(Debug, Clone)]
 pub struct Session(Arc<Shared>);
 
