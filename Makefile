@@ -46,6 +46,11 @@ vm-test: ## run real verbs on soft RoCE in virtual machines (Debian 12 and 13); 
 	@scripts/setup.sh build
 	@scripts/vm-test.sh
 
+.PHONY: vm-bench
+vm-bench: ## measure the broker on soft RoCE beside verbs of a process's own, in a virtual machine
+	@scripts/setup.sh build
+	@scripts/vm-bench.sh
+
 .PHONY: bench
 bench: ## measure against peers and floors of the same run; docs/performance.md keeps the figures
 	@scripts/setup.sh build bench

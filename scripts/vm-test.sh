@@ -63,5 +63,10 @@ guest_run topology tests/vm/run.sh "$image" 1 topology $(tests/vm/pcie.sh)
 # shellcheck disable=SC2046
 VM_KERNEL=kernel-next guest_run removal tests/vm/run.sh "$next_image" 1 removal $(tests/vm/pcie.sh)
 guest_run systemd tests/vm/run.sh "$system_image" 1 systemd
+# Emulators run by a loader of their own packages.
+if left=$(compgen -G "$VM_DIR/run.*" || compgen -G "$VM_DIR/tree.*" || readlink /proc/[0-9]*/exe | grep -F "$VM_DIR/"); then
+  echo "vm-test: left behind: $left"
+  failed=1
+fi
 echo "vm-test: $((SECONDS - started)) s"
 exit "$failed"

@@ -117,7 +117,7 @@ pub const LAYERS: &[Layer] = &[
     Layer {
         name: "gdrd-vm",
         uses: &["gdrd-hal", "gdrd-verbs"],
-        tests_use: &["gdrd-harness", "gdrd-proto"],
+        tests_use: &["gdrd-harness", "gdrd-proto", "gdrd-shm"],
         shuns: &[],
     },
 ];

@@ -62,7 +62,7 @@ impl Perftest {
 }
 
 /// The row of the device's IPv4 address, which is one of RoCE v2 after one of v1.
-fn ipv4_gid_index() -> u32 {
+pub(crate) fn ipv4_gid_index() -> u32 {
     let row = |index: &u32| {
         let gid = fs::read_to_string(format!("/sys/class/infiniband/{HCA}/ports/1/gids/{index}"));
         gid.is_ok_and(|gid| gid.starts_with("0000:0000:0000:0000:0000:ffff:"))
