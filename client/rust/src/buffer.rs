@@ -14,6 +14,7 @@ use tonic::Response;
 use crate::bytes::MemoryReader;
 use crate::error::ClientError;
 use crate::finish::FinishOnDrop;
+use crate::kept::Kept;
 use crate::options::AcquireOptions;
 use crate::registered::MemoryName;
 use crate::remote::RemoteBuffer;
@@ -125,6 +126,7 @@ impl Registration {
 pub struct Buffer {
     session: Session,
     lease_id: u64,
+    allocation: u64,
     size_bytes: u64,
     gpu_uuid: String,
     label: String,
@@ -193,6 +195,7 @@ impl Buffer {
         let Lent(lease, memory, live) = lent;
         Self {
             lease_id: lease.lease_id,
+            allocation: lease.allocation_id,
             size_bytes: lease.size_bytes,
             gpu_uuid: lease.gpu_uuid,
             label: lease.label,
@@ -221,6 +224,16 @@ impl Buffer {
     fn current(&self) -> RwLockReadGuard<'_, (u64, Vec<Registration>)> {
         // Replaced whole, so that a panic elsewhere leaves it whole.
         self.current.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of its memory at the daemon. A later lease may have the same memory, zeroed.
+    #[must_use]
+    pub fn allocation_id(&self) -> u64 {
+        self.allocation
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
     }
 
     /// Length of the buffer, bytes: at least what was asked for.
@@ -306,8 +319,11 @@ impl Buffer {
         }
         let mut fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(fd) = fd.take() {
-            // Of huge pages only the daemon lends memory, and only to us and to those whom we let in.
-            let segment = MapOptions::new(Access::ReadWrite).allow_huge_pages(true).map(fd)?;
+            let segment = match self.session.kept().take(self.allocation) {
+                Some(Kept::Host(segment)) => segment,
+                // Of huge pages only the daemon lends memory, and only to us and to those whom we let in.
+                _ => MapOptions::new(Access::ReadWrite).allow_huge_pages(true).map(fd)?,
+            };
             let name = MemoryName::Lease(self.lease_id);
             self.session.mappings().add(segment.address(), segment.len_bytes(), name);
             // The lock is held and the descriptor was there, so nobody else has set it.
@@ -370,7 +386,7 @@ impl Buffer {
     /// background as by a drop, which may be refused again and is then left to the end of the session.
     pub async fn release(mut self) -> Result<(), ClientError> {
         self.session.check_ours()?;
-        self.forget_mapping();
+        self.part_with_memory();
         if !self.live.is_shared() {
             // Which lease is meant is certain without its generation, which a restart of the daemon changes.
             self.session.release_lease(self.lease_id, 0).await?;
@@ -379,9 +395,14 @@ impl Buffer {
         Ok(())
     }
 
-    fn forget_mapping(&self) {
+    /// Leaves the mapping to the next buffer of the same memory.
+    fn part_with_memory(&mut self) {
         if let Some(segment) = self.memory.get() {
             self.session.mappings().forget_at(segment.address(), MemoryName::Lease(self.lease_id));
+        }
+        let host = self.memory.take().map(Kept::Host);
+        if let Some(kept) = host.or_else(|| self.device.take().map(Kept::Device)) {
+            self.session.kept().put(self.allocation, kept);
         }
     }
 
@@ -413,7 +434,7 @@ fn registrations(told: Vec<v1::Registration>) -> Vec<Registration> {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.session.is_ours() {
-            self.forget_mapping();
+            self.part_with_memory();
         }
     }
 }

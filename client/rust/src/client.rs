@@ -23,11 +23,15 @@ use crate::topology::TopologyWatch;
 pub struct ClientOptions {
     runtime_dir: Option<RuntimeDir>,
     deadline: Duration,
+    kept_mappings_bytes: u64,
 }
+
+/// Memory that a session keeps mapped after its release where the caller says nothing.
+const KEPT_MAPPINGS_BYTES: u64 = 4 << 30;
 
 impl Default for ClientOptions {
     fn default() -> Self {
-        Self { runtime_dir: None, deadline: DEFAULT_DEADLINE }
+        Self { runtime_dir: None, deadline: DEFAULT_DEADLINE, kept_mappings_bytes: KEPT_MAPPINGS_BYTES }
     }
 }
 
@@ -43,6 +47,16 @@ impl ClientOptions {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// How much released memory each session keeps mapped, bytes, for the case that it is lent again: that saves importing
+    /// and mapping it, which takes longer than a warm acquire. 4 GiB by default, 0 for none. The daemon tells when it frees such
+    /// memory, and then it is unmapped: by this process' tokio runtime, so that a GPU's memory stays in use for as long as
+    /// the runtime does not run.
+    #[must_use]
+    pub fn kept_mappings(mut self, bytes: u64) -> Self {
+        self.kept_mappings_bytes = bytes;
         self
     }
 
@@ -62,7 +76,8 @@ impl ClientOptions {
         let endpoint = Endpoint::from_static("http://localhost").connect_timeout(self.deadline);
         // Lazy, so that the channel connects again by itself when the daemon comes back.
         let channel = endpoint.connect_with_connector_lazy(connector);
-        let client = Client { channel, context: CallContext { deadline: self.deadline, socket }, dir };
+        let kept = self.kept_mappings_bytes;
+        let client = Client { channel, context: CallContext { deadline: self.deadline, socket }, dir, kept };
         let status = client.status().await?;
         check_api(status.versions.unwrap_or_default().api)?;
         Ok(client)
@@ -80,6 +95,8 @@ pub struct Client {
     channel: Channel,
     context: CallContext,
     dir: RuntimeDir,
+    /// Memory that each session keeps mapped, bytes.
+    kept: u64,
 }
 
 impl Client {
@@ -109,7 +126,8 @@ impl Client {
     /// [`ClientError::Unreachable`], [`ClientError::Version`], [`ClientError::SessionRefused`],
     /// [`ClientError::Deadline`].
     pub async fn open_session(&self, name: &str) -> Result<Session, ClientError> {
-        Session::open(&self.dir.session_socket(), name, self.channel.clone(), self.context.clone()).await
+        let socket = self.dir.session_socket();
+        Session::open(&socket, name, self.channel.clone(), self.context.clone(), self.kept).await
     }
 
     /// What the daemon is, which backends it has, and why others are absent.

@@ -9,10 +9,13 @@ use gdrd_ring::Operation;
 use crate::buffer::{Buffer, MemoryKind};
 use crate::bytes::Bytes;
 use crate::error::ClientError;
+use crate::kept::Kept;
 use crate::queue_pair::QueuePair;
 
 impl Buffer {
-    /// The memory on its GPU, mapped at the first call by the process' primary context. The mapping stays valid after
+    /// The memory on its GPU, mapped at the first call by the process' primary context, or as an earlier buffer of the same
+    /// memory had it mapped ([`ClientOptions::kept_mappings`](crate::ClientOptions::kept_mappings)): work on it must have
+    /// ended when a buffer is released. The mapping stays valid after
     /// the end of the lease: only NIC access ends. To use it from another GPU of this host:
     /// [`Buffer::device_memory_on`], or [`Mapping::allow`] where this process uses both.
     ///
@@ -23,8 +26,10 @@ impl Buffer {
         if let Some(mapping) = self.device.get() {
             return Ok(mapping);
         }
-        let gpu = Gpu::open(self.gpu_uuid())?;
-        let mapping = Mapping::import(&gpu, self.try_clone_fd()?.as_fd(), self.len_bytes())?;
+        let mapping = match self.session().kept().take(self.allocation_id()) {
+            Some(Kept::Device(mapping)) => mapping,
+            _ => Mapping::import(&Gpu::open(self.gpu_uuid())?, self.try_clone_fd()?.as_fd(), self.len_bytes())?,
+        };
         // Of two threads at once one maps for nothing.
         Ok(self.device.get_or_init(|| mapping))
     }

@@ -33,6 +33,7 @@ mod direct;
 mod error;
 mod finish;
 mod hits;
+mod kept;
 mod leases;
 mod options;
 mod parting;

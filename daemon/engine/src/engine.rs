@@ -214,6 +214,13 @@ impl Engine {
         self.done(|call| Input::Release { call, session, lease, generation, receives })
     }
 
+    /// Memory ([`LeaseInfo::allocation`]) that the session was lent and that has been given up since the last call. Its
+    /// client may still have it mapped, and must let go of it. To be asked at every event of the session.
+    #[must_use]
+    pub fn memory_gone(&self, session: SessionId) -> Vec<u64> {
+        self.runtime().memory_gone(session)
+    }
+
     /// Until this is dropped, what calls of this thread leave to be done in the background waits: let it go once their
     /// answers are written, or the background competes with them.
     pub fn hold_back(&self) -> HeldBack<'_> {

@@ -83,6 +83,8 @@ pub struct LeaseInfo {
     pub id: LeaseId,
     /// Changes when its registrations do.
     pub generation: Generation,
+    /// Number of its memory, never used for any other: a later lease may have the same memory.
+    pub allocation: u64,
     /// Length, bytes: that of the size class.
     pub size_bytes: u64,
     /// The GPU, or `None` for host memory.

@@ -49,6 +49,8 @@ pub enum SessionEvent {
         /// For people.
         message: String,
     },
+    /// Memory that the session was lent is being freed: [`crate::Engine::memory_gone`] says which.
+    MemoryGone,
     /// A queue pair went into error by itself.
     QueuePairFailed {
         /// Which.

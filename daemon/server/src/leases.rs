@@ -76,6 +76,7 @@ pub(crate) fn lease(info: &LeaseInfo) -> v1::Lease {
         holders: info.holders,
         ttl: info.ttl.and_then(|ttl| ttl.try_into().ok()),
         tenant: info.tenant.to_string(),
+        allocation_id: info.allocation,
     }
 }
 

@@ -233,6 +233,49 @@ async fn session_that_ends_takes_its_waiting_calls_along() {
     server.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn freed_memory_is_told_again_only_after_the_client_let_go_of_the_last() {
+    let server = TestServer::start();
+    let (session, welcome) = server.welcomed();
+    let id = gdrd_engine::SessionId(welcome.session_id);
+    let mut acknowledged = 0;
+    // Revoked memory is freed with its last holder.
+    let mut freed = |request_id| {
+        ask(&session, request_id, call::Call::Acquire(on_gpu("GPU0")));
+        let (lease, _memory) = lent(&session, request_id);
+        acknowledged = lease.delivery_id;
+        let viewer = gdrd_engine::Viewer::Session(id);
+        server.engine.drain_gpus(&viewer, "GPU0").expect("an administrator");
+        server.engine.resume_gpus(&viewer, "GPU0").expect("an administrator");
+        let released = Some(release_of(lease.lease_id));
+        send(&session, v1::Call { request_id, ack_delivery_id: acknowledged, call: released, timeout_ms: 0 });
+        lease.allocation_id
+    };
+    let gone = || match session.receive() {
+        Some((daemon_message::Message::MemoryGone(gone), _)) => gone.allocation_ids,
+        other => panic!("nothing of memory but {other:?}"),
+    };
+    let first = tokio::task::block_in_place(|| freed(1));
+    released(&session, 1);
+    assert_eq!(gone(), [first]);
+    let second = tokio::task::block_in_place(|| freed(2));
+    released(&session, 2);
+    let third = tokio::task::block_in_place(|| freed(3));
+    released(&session, 3);
+    let (_, dropped) = (second, client_message::Message::MemoryDropped(v1::MemoryDropped {}));
+    session.send(&dropped, &[]);
+    let mut later = gone();
+    while later.len() < 2 {
+        session.send(&dropped, &[]);
+        later.extend(gone());
+    }
+    assert_eq!(later, [second, third]);
+    session.send(&dropped, &[]);
+    ask(&session, 4, release_of(99));
+    assert_eq!(refused(&session, 4).reason, "LEASE_UNKNOWN", "an empty confirmation means nothing");
+    server.stop().await;
+}
+
 mod packets {
     use super::*;
     use proptest::prelude::*;

@@ -213,7 +213,11 @@ fn drain_frees_all(host: &Host) -> anyhow::Result<()> {
     runtime.block_on(async {
         let client = connect(&daemon.runtime_dir()).await?;
         let session = session(&daemon.runtime_dir()).await?;
+        let kept = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 64 * MIB)).await?;
         let buffer = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 64 * MIB)).await?;
+        kept.device_memory()?;
+        kept.release().await?;
+        ensure!(session.kept_mappings_bytes() == 64 * MIB, "a released buffer is not kept mapped");
         ensure!(client.drain(&host.gpu.uuid, false).await? == [host.gpu.uuid.clone()], "another gpu was drained");
         let refused = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 64 * MIB)).await;
         ensure!(refused.is_err(), "a drained gpu is lent");

@@ -33,6 +33,7 @@ use socket::{Packet, SessionSocket};
 
 use crate::calls::{CallContext, Token};
 use crate::error::ClientError;
+use crate::kept::KeptMappings;
 use crate::parting::Parting;
 use crate::registration_cache::Mappings;
 
@@ -81,6 +82,7 @@ struct Shared {
     socket: Arc<SessionSocket>,
     page: Arc<GenerationReader>,
     mappings: Mappings,
+    kept: Arc<KeptMappings>,
     parting: Arc<Parting>,
     calls: Arc<Calls>,
     deliveries: Deliveries,
@@ -99,9 +101,10 @@ impl Session {
         name: &str,
         channel: Channel,
         context: CallContext,
+        kept_bytes: u64,
     ) -> Result<Self, ClientError> {
         let socket = SessionSocket::connect(path, context.deadline).await?;
-        Self::over(socket, name, channel, context).await
+        Self::over(socket, name, channel, context, kept_bytes).await
     }
 
     /// Shakes hands over a connected socket.
@@ -110,6 +113,7 @@ impl Session {
         name: &str,
         channel: Channel,
         context: CallContext,
+        kept_bytes: u64,
     ) -> Result<Self, ClientError> {
         let deadline = context.deadline;
         let late = |_| ClientError::Deadline { call: "the session handshake", deadline };
@@ -119,7 +123,7 @@ impl Session {
         let token = Token::new(&welcome.token);
         let mark = Arc::new(ForkMark::new()?);
         let (proofs, adoptions) = (Questions::default(), Questions::default());
-        let calls = Arc::new(Calls::new());
+        let (calls, kept) = (Arc::new(Calls::new()), Arc::new(KeptMappings::new(kept_bytes)));
         let page = Arc::new(page);
         let mappings = Mappings::new(Arc::clone(&page))?;
         let runtime = Handle::current();
@@ -142,6 +146,7 @@ impl Session {
                 proofs: proofs.clone(),
                 resumed: resumed_sender,
                 adoptions: adoptions.clone(),
+                kept: Arc::clone(&kept),
                 parting: Arc::clone(&parting),
             };
             let reader = runtime.spawn(reader.run(end_sender)).abort_handle();
@@ -155,6 +160,7 @@ impl Session {
                 socket,
                 page,
                 mappings,
+                kept,
                 parting,
                 calls,
                 deliveries,
@@ -245,6 +251,16 @@ impl Session {
 
     pub(crate) fn mappings(&self) -> &Mappings {
         &self.0.mappings
+    }
+
+    /// Released memory that is still mapped, for the case that it is lent again, bytes.
+    #[must_use]
+    pub fn kept_mappings_bytes(&self) -> u64 {
+        self.0.kept.bytes()
+    }
+
+    pub(crate) fn kept(&self) -> &KeptMappings {
+        &self.0.kept
     }
 
     pub(crate) fn parting(&self) -> &Arc<Parting> {
@@ -461,7 +477,7 @@ pub(crate) mod tests {
         daemon_send(&daemon, welcome(our_versions()), &[page.fd()]);
         let context = CallContext { deadline: Duration::from_secs(30), socket: "/nowhere".into() };
         let channel = Endpoint::from_static("http://nowhere").connect_lazy();
-        let session = Session::over(socket, "test", channel, context).await.unwrap();
+        let session = Session::over(socket, "test", channel, context, 1 << 30).await.unwrap();
         assert!(matches!(daemon_receive(&daemon), Some(client_message::Message::Hello(_))));
         (session, daemon, page)
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gdrd_proto::v1;
 use gdrd_proto::v1::{client_message, daemon_message};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::SessionEnd;
 use super::calls::Calls;
@@ -12,6 +13,7 @@ use super::deliveries::{Deliveries, Delivery, Subject};
 use super::questions::Questions;
 use super::socket::{Packet, SessionSocket};
 use crate::error::ClientError;
+use crate::kept::{Kept, KeptMappings};
 use crate::parting::Parting;
 
 /// The task that reads the session socket to its end.
@@ -21,6 +23,7 @@ pub(super) struct Reader {
     pub(super) deliveries: Deliveries,
     pub(super) proofs: Questions<v1::GpusProven>,
     pub(super) adoptions: Questions<v1::Adopted>,
+    pub(super) kept: Arc<KeptMappings>,
     pub(super) parting: Arc<Parting>,
     pub(super) resumed: watch::Sender<u64>,
 }
@@ -40,6 +43,7 @@ impl Reader {
         self.deliveries.end();
         self.proofs.end();
         self.adoptions.end();
+        drop_apart(self.kept.end());
         self.socket.shutdown();
     }
 
@@ -64,6 +68,15 @@ impl Reader {
             }
             daemon_message::Message::Answer(answer) => {
                 self.answered(answer, fds).await?;
+                Ok(None)
+            }
+            daemon_message::Message::MemoryGone(gone) => {
+                let (unmapped, socket) = (drop_apart(self.kept.forget(&gone.allocation_ids)), Arc::clone(&self.socket));
+                tokio::spawn(async move {
+                    // A daemon that is not told keeps the next ones to itself; where this fails the session is at its end.
+                    let _ = unmapped.await;
+                    let _ = socket.tell(client_message::Message::MemoryDropped(v1::MemoryDropped {})).await;
+                });
                 Ok(None)
             }
             daemon_message::Message::GpusProven(proven) => {
@@ -99,6 +112,8 @@ impl Reader {
                     self.calls.lose();
                     self.proofs.lose();
                     self.adoptions.lose();
+                    // A daemon that was started again has only what is leased.
+                    drop_apart(self.kept.forget_all());
                     self.resumed.send_modify(|count| *count += 1);
                 }
                 Ok(None)
@@ -106,4 +121,9 @@ impl Reader {
             daemon_message::Message::Welcome(_) => Err(ClientError::protocol("a second welcome")),
         }
     }
+}
+
+/// Unmaps where it may wait for a driver.
+fn drop_apart(kept: Vec<Kept>) -> JoinHandle<()> {
+    tokio::task::spawn_blocking(move || drop(kept))
 }

@@ -345,6 +345,7 @@ impl Core {
     pub(super) fn start_freeing(&mut self, id: AllocationId) {
         if let Some(allocation) = self.allocations.get_mut(&id) {
             allocation.stage = Stage::Freeing;
+            self.tell_freed(id);
             self.effect(Effect::Start(Job::Free { allocation: id }));
         }
     }

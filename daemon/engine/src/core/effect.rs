@@ -142,6 +142,8 @@ pub(crate) enum Effect {
     NicDown { hca: Arc<str>, port_num: u8 },
     /// News for a session.
     TellSession { session: SessionId, event: SessionEvent },
+    /// Memory that the session was lent is freed as soon as no client has it mapped.
+    MemoryGone { session: SessionId, allocation: AllocationId },
     /// The session is gone; nothing of it is left but leases that others hold.
     SessionGone { session: SessionId },
 }

@@ -191,6 +191,7 @@ impl Core {
         }
         if let Some(session) = self.sessions.get_mut(&session) {
             session.holds.insert(id);
+            session.lent.insert(allocation);
         }
         if changes {
             self.record_lease(id);

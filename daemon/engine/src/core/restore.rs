@@ -125,6 +125,7 @@ impl Core {
             let grant = GrantId(self.number());
             if let Some(entry) = self.sessions.get_mut(&session).filter(|entry| entry.tenant == record.tenant) {
                 entry.holds.insert(id);
+                entry.lent.insert(allocation);
                 holders.insert(session, BTreeSet::from([grant]));
             }
         }

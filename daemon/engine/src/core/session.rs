@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::pool::PoolKey;
 use super::record::Record;
-use super::{Answer, CallId, Core, Effect, GpuIndex, NewSession, Place, TenantId, WarmUp, host};
+use super::{AllocationId, Answer, CallId, Core, Effect, GpuIndex, NewSession, Place, TenantId, WarmUp, host};
 use crate::config::GpuProof;
 use crate::error::EngineError;
 use crate::ids::{LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId, TokenDigest};
@@ -22,6 +22,8 @@ pub(crate) struct Session {
     pub(crate) admin: bool,
     pub(super) proven: BTreeSet<GpuIndex>,
     pub(crate) holds: BTreeSet<LeaseId>,
+    /// Memory that it was lent, until that is freed: its client may have it mapped.
+    pub(super) lent: BTreeSet<AllocationId>,
     pub(crate) queue_pairs: BTreeSet<QueuePairId>,
     pub(crate) waiting: BTreeSet<CallId>,
     pub(crate) memories: BTreeSet<MemoryId>,
@@ -43,6 +45,7 @@ impl Session {
             admin,
             proven: BTreeSet::new(),
             holds: BTreeSet::new(),
+            lent: BTreeSet::new(),
             queue_pairs: BTreeSet::new(),
             waiting: BTreeSet::new(),
             memories: BTreeSet::new(),
@@ -167,6 +170,15 @@ impl Core {
     /// The session, unless it has ended.
     pub(super) fn session(&self, session: SessionId) -> Result<&Session, EngineError> {
         self.sessions.get(&session).filter(|session| !session.closing).ok_or(EngineError::SessionEnded)
+    }
+
+    /// Has those who may have it mapped let go of memory that is being freed.
+    pub(super) fn tell_freed(&mut self, allocation: AllocationId) {
+        let lent = self.sessions.iter_mut().filter_map(|(id, session)| session.lent.remove(&allocation).then_some(*id));
+        let sessions: Vec<SessionId> = lent.collect();
+        for session in sessions {
+            self.effect(Effect::MemoryGone { session, allocation });
+        }
     }
 
     /// The daemon ends a session: its client is told, and the server closes the socket.

@@ -66,6 +66,7 @@ impl Core {
         Some(LeaseInfo {
             id,
             generation: lease.generation,
+            allocation: lease.allocation.0,
             size_bytes: allocation.len_bytes,
             gpu,
             registrations,

@@ -260,6 +260,7 @@ impl Runtime {
             }
             Effect::NicDown { hca, port_num } => state.watchers.nic_down(hca, *port_num),
             Effect::TellSession { session, event } => self.sessions.tell(*session, event),
+            Effect::MemoryGone { session, allocation } => self.sessions.tell_memory_gone(*session, allocation.0),
             Effect::SessionGone { session } => {
                 self.sessions.remove(*session);
                 self.end_directs_of(*session);
@@ -318,6 +319,7 @@ impl Runtime {
             | Effect::Tell { .. }
             | Effect::NicDown { .. }
             | Effect::TellSession { .. }
+            | Effect::MemoryGone { .. }
             | Effect::SessionGone { .. } => {}
         }
     }

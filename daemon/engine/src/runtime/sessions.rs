@@ -21,6 +21,8 @@ struct Entry {
     token: TokenDigest,
     uid: u32,
     events: mpsc::Sender<SessionEvent>,
+    /// Memory that is being freed, which the session's client is still to be told of: at most what it was lent.
+    memory_gone: Vec<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -40,7 +42,7 @@ impl Sessions {
         let (events, receiver) = mpsc::channel(EVENT_QUEUE);
         let mut tables = lock(&self.tables);
         tables.by_token.insert(token, session);
-        tables.by_id.insert(session, Entry { token, uid, events });
+        tables.by_id.insert(session, Entry { token, uid, events, memory_gone: Vec::new() });
         receiver
     }
 
@@ -49,6 +51,25 @@ impl Sessions {
             // Full or gone: see `EVENT_QUEUE`.
             let _ = entry.events.try_send(event.clone());
         }
+    }
+
+    /// None of these may be lost, or the client would keep the memory: so they are a list, and the event says that
+    /// there is one. Where the queue is full, an event that is in it leads to the list as well.
+    pub(super) fn tell_memory_gone(&self, session: SessionId, allocation: u64) {
+        if let Some(entry) = lock(&self.tables).by_id.get_mut(&session) {
+            if entry.memory_gone.is_empty() {
+                let _ = entry.events.try_send(SessionEvent::MemoryGone);
+            }
+            entry.memory_gone.push(allocation);
+        }
+    }
+
+    pub(super) fn memory_gone(&self, session: SessionId) -> Vec<u64> {
+        lock(&self.tables)
+            .by_id
+            .get_mut(&session)
+            .map(|entry| std::mem::take(&mut entry.memory_gone))
+            .unwrap_or_default()
     }
 
     /// Forgets a session: its token is worthless and its event stream ends.
@@ -121,6 +142,10 @@ impl Runtime {
     pub(crate) fn close_session(self: &Arc<Self>, session: SessionId) {
         self.sessions.remove(session);
         self.input(Input::CloseSession { session });
+    }
+
+    pub(crate) fn memory_gone(&self, session: SessionId) -> Vec<u64> {
+        self.sessions.memory_gone(session)
     }
 
     pub(crate) fn session_of_token(&self, token: &Token, uid: u32) -> Result<SessionId, EngineError> {

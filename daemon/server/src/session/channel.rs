@@ -94,9 +94,16 @@ struct Outbox {
     last_delivery: u64,
     unacknowledged: Option<u64>,
     queue: VecDeque<(u64, Parcel)>,
+    /// Memory that the client is to let go of; bounded by what the engine lent it.
+    gone: Vec<u64>,
+    /// Until the client says that it did, the rest waits: one that sleeps for long must not find its socket full.
+    gone_told: bool,
     end: Option<SessionEnd>,
     ended: bool,
 }
+
+/// Ids of one message to a client: the longest take 10 bytes each, and a packet takes 8 KiB.
+pub(super) const IDS_PER_MESSAGE: usize = 256;
 
 /// Acknowledgements read by one delivery before it queues: there is one un-acknowledged delivery at most.
 const ACKS_READ_INLINE: usize = 1;
@@ -163,6 +170,26 @@ impl Channel {
         outbox.queue.push_back((id, parcel));
         self.flush(&mut outbox);
         Ok(id)
+    }
+
+    /// Has the client let go of memory that is being freed, some now, the rest as it keeps up.
+    pub(super) fn memory_gone(&self, allocations: &[u64]) {
+        let mut outbox = self.outbox();
+        outbox.gone.extend(allocations);
+        self.tell_gone(&mut outbox);
+    }
+
+    fn tell_gone(&self, outbox: &mut Outbox) {
+        if outbox.ended || outbox.gone_told || outbox.gone.is_empty() {
+            return;
+        }
+        let rest = outbox.gone.split_off(outbox.gone.len().min(IDS_PER_MESSAGE));
+        let gone = v1::MemoryGone { allocation_ids: std::mem::replace(&mut outbox.gone, rest) };
+        let message = v1::DaemonMessage { message: Some(daemon_message::Message::MemoryGone(gone)) };
+        match packet::send(self.fd(), &message.encode_to_vec(), &[] as &[OwnedFd]) {
+            Ok(()) => outbox.gone_told = true,
+            Err(error) => self.end_locked(outbox, end_of_send(error)),
+        }
     }
 
     /// Sends a message without fds that answers one of the client's.
@@ -266,6 +293,13 @@ impl Channel {
                     self.acknowledge(&mut outbox, call.ack_delivery_id)?;
                 }
                 Ok(Some(Incoming::Call(call)))
+            }
+            client_message::Message::MemoryDropped(_) => {
+                packet::receive_plain(self.fd(), &mut buffer)?;
+                // It may be the answer to an earlier daemon.
+                outbox.gone_told = false;
+                self.tell_gone(&mut outbox);
+                Ok(None)
             }
             client_message::Message::Hello(hello) => {
                 packet::receive_plain(self.fd(), &mut buffer)?;

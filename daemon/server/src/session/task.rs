@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 use tracing::{debug, info};
 
 use super::calls::Calls;
-use super::channel::{Channel, Incoming};
+use super::channel::{Channel, IDS_PER_MESSAGE, Incoming};
 use super::goodbye::SessionEnd;
 use super::listener::Shared;
 use super::packet::MAX_PACKET_FDS;
@@ -36,9 +36,6 @@ pub(super) async fn serve(channel: Channel, shared: &Shared) {
     debug!(reason = end.reason(), "session refused: {end}");
     channel.goodbye(&end);
 }
-
-/// Ids of one message to a client: the longest take 10 bytes each, and a packet takes 8 KiB.
-const IDS_PER_MESSAGE: usize = 256;
 
 /// Goes on with a session of an earlier daemon, if its client may still have one.
 pub(super) async fn resume(channel: Arc<Channel>, shared: &Shared, resumed: &mut SessionResumed) {
@@ -142,9 +139,12 @@ async fn live(channel: &Channel, shared: &Shared, session: &Open, mut events: Ev
             end = channel.ended() => return end,
             () = process_ended(pidfd.as_ref()) => return SessionEnd::ProcessEnded,
             event = events.next() => match event {
+                Some(SessionEvent::MemoryGone) => channel.memory_gone(&shared.engine.memory_gone(session.id)),
                 Some(SessionEvent::QueuePairFailed { queue_pair, message }) => {
                     let failed = v1::QueuePairFailed { queue_pair_id: queue_pair.0, message };
                     channel.answer(daemon_message::Message::QueuePairFailed(failed));
+                    // As at every event: see Engine::memory_gone.
+                    channel.memory_gone(&shared.engine.memory_gone(session.id));
                 }
                 Some(SessionEvent::Ended { reason, message }) => return SessionEnd::ByEngine { reason, message },
                 Some(_) => {}

@@ -126,6 +126,7 @@ impl Hardware {
             effect @ (Effect::Tell { .. }
             | Effect::NicDown { .. }
             | Effect::ForgetHca { .. }
+            | Effect::MemoryGone { .. }
             | Effect::TellSession { .. }) => {
                 self.told.push(effect);
             }

@@ -79,6 +79,32 @@ fn requests_that_do_not_end_are_flushed_when_the_drain_is_over() {
 }
 
 #[test]
+fn those_who_were_lent_memory_are_told_once_when_it_is_freed() {
+    let mut rig = Rig::new(&config());
+    let (one, two, other) = (rig.session(1), rig.session(1), rig.session(1));
+    let grant = rig.acquire(one);
+    rig.open(two, grant.info.id).expect("the same tenant");
+    rig.acquire(other);
+    for session in [one, two] {
+        rig.release(session, grant.info.id).expect("held");
+    }
+    rig.settle();
+    let told = |rig: &Rig| {
+        let gone = |effect: &&String| effect.starts_with("MemoryGone");
+        rig.trace.iter().filter(gone).cloned().collect::<Vec<_>>()
+    };
+    assert!(told(&rig).is_empty(), "it waits in the pool, to be lent again");
+    rig.lose_gpu(0);
+    rig.settle();
+    let of = |session| format!("{:?}", Effect::MemoryGone { session, allocation: grant.allocation });
+    let first: Vec<String> = told(&rig).into_iter().filter(|told| *told == of(one) || *told == of(two)).collect();
+    assert_eq!(first, [of(one), of(two)]);
+    assert!(!told(&rig).contains(&of(other)), "it was lent another");
+    let again = rig.session(1);
+    assert!(!told(&rig).iter().any(|told| *told == of(again)));
+}
+
+#[test]
 fn a_quiet_release_leaves_no_deadline_of_its_own() {
     let mut rig = Rig::new(&config());
     let session = rig.session(1);
