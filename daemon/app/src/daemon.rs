@@ -23,6 +23,8 @@ const MAX_BLOCKING_THREADS: usize = 16;
 /// How long what blocks may go on once everything else has ended.
 const BLOCKING_TIMEOUT: Duration = Duration::from_secs(1);
 
+const TERMINATE: &str = "SIGTERM";
+
 /// The runtime; wakes for nothing while nothing happens.
 ///
 /// # Errors
@@ -38,11 +40,26 @@ pub(crate) fn runtime() -> anyhow::Result<Runtime> {
         .context("start the runtime")
 }
 
-/// Serves until a signal or a failure ends it, and drains.
+/// How a daemon ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Sessions were told goodbye; what they had is to be given back.
+    Drained,
+    /// Everything is left as it is for the next daemon.
+    Left,
+}
+
+/// Serves until a signal or a failure ends it. SIGINT drains. So does SIGTERM, unless descriptors are kept: whoever keeps
+/// them decides whether another daemon takes them up, as in `systemctl restart`, or closes them.
 ///
 /// # Errors
 /// When a signal cannot be waited for, or the server ends by itself.
-pub(crate) async fn serve(server: Server, stop: CancellationToken, rescan: Rescan, status: &str) -> anyhow::Result<()> {
+pub(crate) async fn serve(
+    server: Server,
+    stop: CancellationToken,
+    rescan: Rescan,
+    status: &str,
+) -> anyhow::Result<Ended> {
     let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
     let engine = rescan.engine.clone();
@@ -55,7 +72,14 @@ pub(crate) async fn serve(server: Server, stop: CancellationToken, rescan: Resca
             ended.context("the server task")??;
             anyhow::bail!("the server ended by itself");
         }
-        name = asked_to_end(&mut terminate, &mut interrupt) => info!("{name}: draining"),
+        name = asked_to_end(&mut terminate, &mut interrupt) => {
+            if name == TERMINATE && engine.keeps() {
+                info!("{name}: what there is, is left to the next daemon");
+                notify::stopping();
+                return Ok(Ended::Left);
+            }
+            info!("{name}: draining");
+        }
         // Answers only while the engine does: its state is behind the lock that all calls take.
         () = notify::watchdog(|| drop(engine.hca_names())) => {}
         () = rescan.run() => {}
@@ -66,7 +90,7 @@ pub(crate) async fn serve(server: Server, stop: CancellationToken, rescan: Resca
         ended = serving => ended.context("the server task")??,
         name = asked_to_end(&mut terminate, &mut interrupt) => warn!("{name} again: not waiting for calls in flight"),
     }
-    Ok(())
+    Ok(Ended::Drained)
 }
 
 /// Ends a runtime without waiting for fds of clients that block.
@@ -76,7 +100,7 @@ pub(crate) fn end(runtime: Runtime) {
 
 async fn asked_to_end(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
     tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
+        _ = terminate.recv() => TERMINATE,
         _ = interrupt.recv() => "SIGINT",
     }
 }

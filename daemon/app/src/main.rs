@@ -172,12 +172,17 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         let server = Server::new(listening.sockets, server, stop.clone())?;
         daemon::serve(server, stop, rescan, &status).await
     });
+    if matches!(served, Ok(daemon::Ended::Left)) {
+        probes.save(&topology);
+        // As if killed, which is what the next daemon knows how to go on from: nothing is told, closed or given back.
+        std::process::exit(0);
+    }
     drop(listening.made);
     daemon::end(runtime);
     probes.save(&topology);
     engine.shutdown();
     info!("ended");
-    served
+    served.map(|_ended| ())
 }
 
 fn engine_settings(config: &Config, gpu_proof: GpuProof, nodes: Vec<NumaCpus>, is_simulated: bool) -> EngineConfig {

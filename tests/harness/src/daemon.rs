@@ -203,6 +203,17 @@ impl Daemon {
         kill_pid(before);
         meanwhile(&self.runtime_dir());
         self.process.signal(Signal::CONT);
+        self.await_another(before);
+    }
+
+    /// Has the keeper start a kept daemon anew, as `systemctl restart` does.
+    pub fn restart_kept(&self) {
+        let before = self.daemon_pid();
+        self.process.signal(Signal::HUP);
+        self.await_another(before);
+    }
+
+    fn await_another(&self, before: u32) {
         wait_until("the keeper has started another daemon", || match self.daemon_pid() {
             pid if pid == before => Err(pid),
             _ => Ok(()),

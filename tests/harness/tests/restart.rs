@@ -76,6 +76,25 @@ fn a_killed_daemon_comes_back_with_every_lease_and_its_content() {
 }
 
 #[test]
+fn a_daemon_that_is_restarted_leaves_every_session_and_its_memory_to_the_next() {
+    let daemon = kept();
+    let mut client = Puppet::connected(&daemon);
+    acquire(&mut client, "b", "GPU0", BUFFER_BYTES);
+    client.run(Command::Fill { buffer: "b".into(), seed: 7 });
+    let digest = || Command::Digest { buffer: "b".into(), offset: 0, len: BUFFER_BYTES };
+    let content = client.run(digest());
+    for round in 1..=2 {
+        daemon.restart_kept();
+        await_restarts(&mut client, round);
+        assert_eq!(client.run(digest()), content, "round {round}");
+        assert_eq!(leases(&mut client), 1, "round {round}");
+    }
+    client.run(Command::Release { buffer: "b".into() });
+    acquire(&mut client, "another", "GPU0", BUFFER_BYTES);
+    assert!(daemon.stop().success(), "a daemon whose keeper ends gives back what there is");
+}
+
+#[test]
 fn calls_made_while_there_is_no_daemon_are_answered_by_the_next() {
     let daemon = kept();
     let mut puppet = Puppet::connected(&daemon);

@@ -1,5 +1,5 @@
 //! `gdrd keeper`: starts the daemon, keeps its descriptors, and starts it again with them when it dies. For containers and
-//! tests, where there is no systemd; it speaks the same protocol (sd_notify(3), sd_listen_fds(3)).
+//! tests, where there is no systemd. On SIGHUP it starts the daemon anew, as `systemctl restart` does. It speaks the same protocol (sd_notify(3), sd_listen_fds(3)).
 //!
 //! Role: owns the descriptors while there is no daemon. It listens to the daemon alone, by its credentials: workers inherit
 //! the name of the socket. What it does not know it passes over, as systemd does.
@@ -49,6 +49,7 @@ async fn keep(arguments: &[OsString]) -> anyhow::Result<ExitCode> {
     let mut store = Store::bind(MOST_KEPT).context("bind the socket of the descriptor store")?;
     let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
+    let mut hangup = signal(SignalKind::hangup()).context("wait for SIGHUP")?;
     let mut pause = FIRST_PAUSE;
     loop {
         let started = Instant::now();
@@ -56,7 +57,13 @@ async fn keep(arguments: &[OsString]) -> anyhow::Result<ExitCode> {
         let mut daemon = child::start(arguments, &store).await.context("start the daemon")?;
         let (status, asked) = tokio::select! {
             status = serve(&mut store, &mut daemon) => (status?, false),
-            _ = terminate.recv() => (end(&mut store, &mut daemon, Signal::TERM).await?, true),
+            _ = hangup.recv() => {
+                // It leaves everything to the next one, which starts at once.
+                end(&mut store, &mut daemon, Signal::TERM).await?;
+                continue;
+            }
+            // What is kept ends with the keeper, so the daemon is to give back what there is.
+            _ = terminate.recv() => (end(&mut store, &mut daemon, Signal::INT).await?, true),
             _ = interrupt.recv() => (end(&mut store, &mut daemon, Signal::INT).await?, true),
         };
         if asked || status.success() || status.code() == Some(EXIT_USAGE) {
