@@ -9,6 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::frame::{Group, Measurement, Row, Sample, Start, Target, Turn, World};
+use crate::other::PATIENCE;
 use crate::sample::{median, us};
 
 const MANY: u32 = 10_000;
@@ -17,11 +18,14 @@ const BUFFER_BYTES: u64 = 2 << 20;
 const ACQUIRES: u32 = 1000;
 const WARM_UP: u32 = 100;
 
-/// Room for all leases in one session; memory of simulated GPUs that nobody touches takes none of the host's.
+/// Room for all leases in one session, and small pools, whose buffers have descriptors too; memory of simulated GPUs that nobody touches takes none of the host's.
 const CONFIG: &str = r#"
 [limits]
 max_leases_per_session = 32768
 registration_slots = 32768
+
+[pool]
+ready_max_per_class = 16
 
 [[policy.lease]]
 who = "daemon"
@@ -119,10 +123,10 @@ impl Holder {
         }
         if held.len() < leases as usize {
             // Room for what is acquired beside them, and for what the daemon makes ahead.
-            let rest = held.split_off(held.len() - held.len() / 10);
-            for buffer in rest {
+            for buffer in held.split_off(held.len() - held.len() / 10) {
                 buffer.release().await?;
             }
+            wait_for_room(&session).await?;
         }
         Ok(Self { session, held, _daemon: daemon })
     }
@@ -138,5 +142,17 @@ impl Holder {
             buffer.release().await?;
         }
         Ok(us(median(times)))
+    }
+}
+
+/// What was released and finds no place in the pool is given back in the background, and has descriptors until then.
+async fn wait_for_room(session: &Session) -> anyhow::Result<()> {
+    let since = Instant::now();
+    loop {
+        match session.acquire(AcquireOptions::on_gpu("GPU0", BUFFER_BYTES)).await {
+            Ok(buffer) => return Ok(buffer.release().await?),
+            Err(error) if error.reason() == Some("LIMIT_DESCRIPTORS") && since.elapsed() < PATIENCE => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) const GROUP: Group = Group {
             target: Target::AtMost(1.0),
         },
     ],
-    rounds: 1,
+    rounds: 3,
     start: |world| Ok(Start::Ready(Box::new(Rounds::make(world.scaled(ROUNDS))?))),
 };
 
