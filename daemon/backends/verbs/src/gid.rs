@@ -7,7 +7,7 @@ pub(crate) const LAST_ROW: u16 = 255;
 
 /// The row for traffic that may be routed: RoCE v2 before v1 on Ethernet, an address before a link-local one, IPv4
 /// before IPv6, then the lowest row; the lowest row of its type on InfiniBand. A row that the operator asks for
-/// is taken whatever it is. `None`: no row up to [`LAST_ROW`] is filled, or not the one asked for.
+/// is taken whatever it is. `None`: no row up to 255 is filled, or not the one asked for.
 ///
 /// The table may have gaps and may change at any time: rows are found by their index, never by their place.
 #[must_use]
