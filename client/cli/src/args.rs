@@ -132,6 +132,8 @@ Example:
         after_help = "Leases on a drained GPU are revoked and nothing new is lent there; a revoked lease keeps its memory
 until its holder releases it. The daemon then has no process and no device file of the GPU open.
 
+It lasts until --resume, or until the daemon is started again.
+
 Examples:
   gdrctl drain GPU0
   gdrctl drain --all

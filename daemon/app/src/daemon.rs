@@ -62,6 +62,7 @@ pub(crate) async fn serve(
 ) -> anyhow::Result<Ended> {
     let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
+    let hangup = signal(SignalKind::hangup()).context("wait for SIGHUP")?;
     let engine = rescan.engine.clone();
     let mut serving = tokio::spawn(server.run());
     notify::ready(status);
@@ -83,6 +84,7 @@ pub(crate) async fn serve(
         // Answers only while the engine does: its state is behind the lock that all calls take.
         () = notify::watchdog(|| drop(engine.hca_names())) => {}
         () = rescan.run() => {}
+        () = ignore(hangup) => {}
     }
     notify::stopping();
     stop.cancel();
@@ -96,6 +98,14 @@ pub(crate) async fn serve(
 /// Ends a runtime without waiting for fds of clients that block.
 pub(crate) fn end(runtime: Runtime) {
     runtime.shutdown_timeout(BLOCKING_TIMEOUT);
+}
+
+/// Its default would end the daemon with all leases where a terminal closes, or somebody means `reload`.
+async fn ignore(mut hangup: Signal) {
+    while hangup.recv().await.is_some() {
+        warn!("SIGHUP: nothing is read anew; restart the daemon for another configuration");
+    }
+    std::future::pending().await
 }
 
 async fn asked_to_end(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {

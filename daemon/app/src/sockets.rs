@@ -18,7 +18,7 @@ const SESSION_NAME: &str = "session.sock";
 const SOCKET_MODE: u32 = 0o666;
 
 /// Connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG: i32 = 4096;
 
 /// Why there are no sockets.
 #[derive(Debug, Error)]

@@ -75,6 +75,10 @@ impl LimitKeys {
         ranges.within("limits.registration_slots", self.registration_slots.into(), 16, 32_768);
         ranges.within("limits.default_queue_depth", self.default_queue_depth.into(), 1, 4096);
         ranges.within("limits.max_queue_depth", self.max_queue_depth.into(), 1, 32_768);
+        ranges.at_most_other(
+            ("limits.default_queue_depth", self.default_queue_depth.into()),
+            ("limits.max_queue_depth", self.max_queue_depth.into()),
+        );
         ranges.power_of_two("limits.registration_slots", self.registration_slots);
     }
 

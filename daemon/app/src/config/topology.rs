@@ -72,6 +72,8 @@ impl TopologyKeys {
             // Which NICs a GPU may not use is for nic_filter to say.
             ranges.not_empty(&format!("topology.pins[{index}].nics"), pin.nics.len());
             ranges.at_most(&format!("topology.pins[{index}].nics"), pin.nics.len(), MAX_ENTRIES);
+            let of_gpu = self.pins.iter().filter(|other| other.gpu == pin.gpu).count();
+            ranges.at_most(&format!("topology.pins of {}", pin.gpu), of_gpu, 1);
         }
         self.read_options()?;
         self.plan_options().map(drop)

@@ -90,10 +90,19 @@ impl Runtime {
         Ok(host.gpu(index).map(|gpu| gpu.planned.clone()).into_iter().collect())
     }
 
+    fn out_of_use(&self, gpu: &PlannedGpu) -> Option<String> {
+        let state = self.state();
+        state.core.host().gpus.iter().find(|known| known.planned.uuid == gpu.uuid)?.lost.clone()
+    }
+
     fn probe_gpu(&self, hca: &dyn Hca, port_num: u8, gpu: &PlannedGpu) -> ProbeOutcome {
         let Some(memory) = &self.gpu_memory else {
             return ProbeOutcome::NotTried("this daemon has no backend for gpu memory".to_owned());
         };
+        // A drained one too: whoever resets it must find nothing of this daemon there.
+        if let Some(reason) = self.out_of_use(gpu) {
+            return ProbeOutcome::NotTried(reason);
+        }
         let granularity = memory.capabilities().granularity_bytes.max(1);
         let len_bytes = PROBED_BYTES.next_multiple_of(granularity);
         let allocation = match memory.allocate(&gpu.uuid, len_bytes) {

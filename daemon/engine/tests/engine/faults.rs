@@ -277,6 +277,10 @@ fn a_probe_tells_proven_from_failed_and_leaves_nothing() {
     assert!(all.iter().all(|probed| matches!(probed.outcome, ProbeOutcome::Proven(_))), "{all:?}");
     // A host buffer with each of three, GPU0 with its two, GPU1 with its one.
     assert_eq!(all.len(), 6);
+    world.engine.drain_gpus(&admin, "GPU1").expect("an administrator");
+    let drained = world.engine.probe(&admin, "GPU1", "mlx5_2").expect("an administrator");
+    assert!(matches!(&drained[..], [Probed { outcome: ProbeOutcome::NotTried(_), .. }]), "{drained:?}");
+    world.engine.resume_gpus(&admin, "GPU1").expect("an administrator");
     world.sim.inject_text("register on mlx5_2: fail eio times 1").expect("a script");
     let failed = world.engine.probe(&admin, "GPU1", "mlx5_2").expect("an administrator");
     assert!(matches!(&failed[..], [Probed { outcome: ProbeOutcome::Failed(_), .. }]), "{failed:?}");

@@ -4,7 +4,8 @@
 
 use crate::model::{HcaOrigin, Host};
 
-/// Puts a question mark for each control character (C0, DEL, C1): one would end a row, or reach a terminal.
+/// Puts a question mark for each control character (C0, DEL, C1), which would end a row or reach a terminal, and for each that turns
+/// the order of what is read (Unicode UAX #9, explicit directional formatting).
 pub(super) fn make(host: &mut Host) {
     optional(&mut host.name);
     host.peer_memory_modules.iter_mut().for_each(text);
@@ -54,9 +55,13 @@ pub(super) fn make(host: &mut Host) {
 }
 
 fn text(text: &mut String) {
-    if text.contains(char::is_control) {
-        *text = text.replace(char::is_control, "?");
+    if text.contains(is_unsafe) {
+        *text = text.replace(is_unsafe, "?");
     }
+}
+
+fn is_unsafe(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 fn optional(field: &mut Option<String>) {
