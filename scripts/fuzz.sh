@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fuzzes the targets of tests/fuzz for a while, from their corpora on, as many at once as there are CPUs.
 # usage: fuzz.sh [SECONDS [TARGET...]]   for each target; 20 s and all of them by default
+# One seed unless FUZZ_SEED gives another, so that CI says the same of the same commit; who looks for more gives others.
 # An input that breaks a target is left under target/fuzz/broken, and its text ends in the target's panic. What reached new
 # code stays under target/fuzz/found, where the next run goes on from.
 set -euo pipefail
@@ -34,10 +35,10 @@ fi
 fuzz_one() {
   local name=$1 found=$target/found/$1 broken=$target/broken/$1 log=$target/$1.log
   mkdir -p "$found" "$broken"
-  if ! "$target/$host/release/$name" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -print_final_stats=1 \
+  if ! "$target/$host/release/$name" -seed="${FUZZ_SEED:-1}" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=2048 -print_final_stats=1 \
     -artifact_prefix="$broken/" "$found" "tests/fuzz/corpus/$name" >"$log" 2>&1; then
     echo "fuzz: $name broke; the input is under $broken:"
-    tail -n 40 "$log"
+    grep -a -A 4 'panicked at' "$log" || tail -n 40 "$log"
     return 1
   fi
   awk -v name="$name" '

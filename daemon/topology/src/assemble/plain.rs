@@ -2,6 +2,8 @@
 //!
 //! The one place for it: what is printed later (tables, trees, pictures, sentences) is made of these.
 
+use std::collections::BTreeSet;
+
 use crate::model::{HcaOrigin, Host};
 
 /// Puts a question mark for each control character (C0, DEL, C1), which would end a row or reach a terminal, and for each that turns
@@ -26,8 +28,13 @@ pub(super) fn make(host: &mut Host) {
             optional(&mut slice.profile);
         }
     }
+    let mut names = BTreeSet::new();
     for hca in &mut host.hcas {
         text(&mut hca.name);
+        // Two may have differed in nothing but what cannot be printed.
+        while !names.insert(hca.name.clone()) {
+            hca.name.push('?');
+        }
         optional(&mut hca.sub_function);
         optional(&mut hca.bond);
         hca.netdevs.iter_mut().for_each(text);
