@@ -141,6 +141,11 @@ fn a_closed_session_refuses_everything_and_its_leases_are_gone() {
     let (mut from, _to) = connected_pair(&daemon, ["GPU0", "GPU1"]);
     from.puppet.run(Command::CloseSession);
     from.puppet.run(Command::SessionEnd);
+    // The client knows at once, the daemon once it has read that.
+    gdrd_harness::wait_until("the daemon to see the end", || match from.puppet.try_run(Command::Leases) {
+        Err(_) => Ok(()),
+        Ok(answer) => Err(answer),
+    });
     let acquire = Command::Acquire { buffer: "x".into(), gpu: "GPU0".into(), size: BUFFER_BYTES, host: false };
     for command in [acquire, Command::Leases, Command::Release { buffer: "b".into() }] {
         let refused = from.puppet.refused(command.clone());
