@@ -2,7 +2,7 @@
 # Real verbs in virtual machines: fetches Debian packages, builds the guests' images from the programs as built here, runs
 # the tests inside and shows what they print. Leaves nothing outside of the target folder, installs nothing.
 # Where the host is not Debian 12 or 13 it says why it does nothing; in CI that is a failure.
-# usage: vm-test.sh [RUN...]   all runs, or those named
+# usage: vm-test.sh [RUN...]   all runs, or those of: one-host two-hosts bad-wire topology removal systemd
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,6 +10,12 @@ target=${CARGO_TARGET_DIR:-target}
 VM_DIR=$(realpath -m "$target")/vm
 export VM_DIR
 started=$SECONDS
+for name in "$@"; do
+  case $name in
+    one-host | two-hosts | bad-wire | topology | removal | systemd) ;;
+    *) echo "vm-test: no run is called '$name'; see the usage in this script" >&2 && exit 2 ;;
+  esac
+done
 # Each has a program of tests of its own, in tests/vm/tests.
 runs=(conformance one_host isolation dma_buf siw two_hosts systemd topology removal bad_wire)
 

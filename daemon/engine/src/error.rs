@@ -228,6 +228,12 @@ pub enum EngineError {
         /// Which and what was seen.
         problem: String,
     },
+    /// Nothing leads to the peer's address.
+    #[error("the peer cannot be reached: {problem}")]
+    PeerUnreachable {
+        /// Its address, and what was seen.
+        problem: String,
+    },
     /// A driver call failed.
     #[error("driver: {problem}")]
     Driver {
@@ -276,6 +282,7 @@ impl EngineError {
             Self::Unsupported { .. }
             | Self::Absent { .. }
             | Self::DeviceLost { .. }
+            | Self::PeerUnreachable { .. }
             | Self::Driver { .. }
             | Self::ShuttingDown => ErrorKind::Unavailable,
             Self::StaleGeneration { .. } | Self::LeaseEnding | Self::Cancelled => ErrorKind::Aborted,
@@ -316,6 +323,7 @@ impl EngineError {
             Self::Unsupported { .. } => "UNSUPPORTED",
             Self::Absent { .. } => "HARDWARE_ABSENT",
             Self::DeviceLost { .. } => "DEVICE_LOST",
+            Self::PeerUnreachable { .. } => "PEER_UNREACHABLE",
             Self::Driver { .. } => "DRIVER_FAILED",
             Self::Cancelled => "CANCELLED",
             Self::ShuttingDown => "SHUTTING_DOWN",

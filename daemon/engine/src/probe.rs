@@ -66,7 +66,10 @@ pub(crate) fn probe(hca: &dyn Hca, port_num: u8, target: MemorySource<'_>) -> Pr
     }
     match Loop::new(hca, port_num, target).and_then(|mut made| made.prove()) {
         Ok(figures) => ProbeOutcome::Proven(figures),
-        Err(Problem::Hca(error @ HcaError::Exhausted { .. })) => ProbeOutcome::NotTried(error.to_string()),
+        // A port whose own address is not in use yet shows nothing of the pair.
+        Err(Problem::Hca(error @ (HcaError::Exhausted { .. } | HcaError::Unreachable { .. }))) => {
+            ProbeOutcome::NotTried(error.to_string())
+        }
         Err(Problem::Hca(error @ HcaError::Unsupported { .. })) if matches!(target, MemorySource::DmaBuf { .. }) => {
             ProbeOutcome::Failed(format!("dma-buf: not on this HCA: {error}"))
         }

@@ -1,5 +1,7 @@
 //! Errors of the hardware traits. Missing hardware, refused requests and driver faults never share a variant.
 
+use std::net::Ipv6Addr;
+
 use thiserror::Error;
 
 /// Why a call on GPU memory was refused.
@@ -92,6 +94,21 @@ pub enum HcaError {
         /// The HCA.
         hca: String,
         /// What was seen.
+        reason: String,
+    },
+    /// Nothing leads to the peer's address (ETIMEDOUT, EHOSTUNREACH, ENETUNREACH, EADDRNOTAVAIL of the kernel's neighbour
+    /// and route lookup, `ib_resolve_unicast_gid_dmac`, drivers/infiniband/core/verbs.c). The queue pair stays in INIT, and
+    /// the same address may do a moment later: that of a port that has just come up is not in use yet.
+    #[error(
+        "{hca} finds no way to the peer's gid {gid}: {reason}; see that both ports are up and in one network, then connect \
+         again"
+    )]
+    Unreachable {
+        /// The HCA.
+        hca: String,
+        /// The peer's address.
+        gid: Ipv6Addr,
+        /// What the driver said.
         reason: String,
     },
     /// Any other driver failure, with its errno.

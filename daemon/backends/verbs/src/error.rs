@@ -1,8 +1,9 @@
 //! Errors of this backend, and how an errno of a verbs call becomes an [`HcaError`].
 
 use std::io;
+use std::net::Ipv6Addr;
 
-use gdrd_hal::{HcaError, PostError};
+use gdrd_hal::{Gid, HcaError, PostError};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -84,6 +85,21 @@ impl Failed<'_> {
     }
 }
 
+/// A failure to set out for this address: where the kernel found no neighbour or no route, that is told apart.
+pub(crate) fn toward(gid: Gid, error: HcaError) -> HcaError {
+    match error {
+        HcaError::Driver { hca, errno, reason, .. }
+            if matches!(
+                Errno::from_raw_os_error(errno),
+                Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::ADDRNOTAVAIL
+            ) =>
+        {
+            HcaError::Unreachable { hca, gid: Ipv6Addr::from(gid.0), reason }
+        }
+        other => other,
+    }
+}
+
 /// What a refused post means (ibv_post_send(3): EINVAL for a bad request or state, ENOMEM for a full queue).
 pub(crate) fn post_error(errno: i32) -> PostError {
     match Errno::from_raw_os_error(errno) {
@@ -107,6 +123,18 @@ mod tests {
         let odd = FAILED.with(524);
         assert!(matches!(odd, HcaError::Driver { errno: 524, .. }), "{odd}");
         assert!(odd.to_string().contains("rxe0") && odd.to_string().contains("ibv_reg_mr"), "{odd}");
+    }
+
+    #[test]
+    fn an_address_that_nothing_leads_to_is_told_from_a_driver_that_fails() {
+        let gid = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        for errno in [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::NETUNREACH, Errno::ADDRNOTAVAIL] {
+            let error = toward(gid, FAILED.with(errno.raw_os_error()));
+            assert!(matches!(error, HcaError::Unreachable { .. }), "{error}");
+            assert!(error.to_string().contains("fe80::1"), "{error}");
+        }
+        assert!(matches!(toward(gid, FAILED.with(524)), HcaError::Driver { errno: 524, .. }));
+        assert!(matches!(toward(gid, FAILED.with(Errno::IO.raw_os_error())), HcaError::Gone { .. }));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_qp, ibv_qp_init_attr, ibv_qp_state, ibv_
 
 use crate::completion::CqHandle;
 use crate::domain::DomainHandle;
-use crate::error::{Failed, errno};
+use crate::error::{Failed, errno, toward};
 use crate::gid::{LAST_ROW, choose_gid};
 use crate::ledger::Ledger;
 use crate::port;
@@ -379,10 +379,14 @@ impl QueuePair for Control {
         let mut way = transition::address(&local, remote, context.options());
         // Given out once the queue pair is connected, so that a second try goes where it says.
         let destination = match qp_type {
-            QueuePairType::Ud => Some(AddressHandle::create(&self.0.domain, &mut way, remote.qp_num)?),
+            QueuePairType::Ud => Some(
+                AddressHandle::create(&self.0.domain, &mut way, remote.qp_num)
+                    .map_err(|error| toward(remote.gid, error))?,
+            ),
             _ => None,
         };
-        self.step("ibv_modify_qp to RTR", transition::receive(qp_type, remote, path_mtu, way, reads))?;
+        self.step("ibv_modify_qp to RTR", transition::receive(qp_type, remote, path_mtu, way, reads))
+            .map_err(|error| toward(remote.gid, error))?;
         let ready = self.step("ibv_modify_qp to RTS", transition::send(qp_type, local.psn, reads));
         if ready.is_err() {
             self.0.flush_again();

@@ -74,6 +74,8 @@ pub(crate) enum FailureKind {
     Invalid,
     /// The device is lost.
     Lost,
+    /// Nothing leads to the peer's address.
+    Unreachable,
     /// Anything else.
     Driver,
     /// The daemon's own fault.

@@ -231,8 +231,10 @@ impl Core {
                 entry.state = QueuePairState::Rts;
                 Ok(Answer::Done)
             }
-            // The driver refused an argument before it changed anything: another endpoint may do.
-            Err(failure) if failure.kind == FailureKind::Invalid => Err(call_error("remote", &failure)),
+            // The driver refused before it changed anything: another endpoint may do, or the same one later.
+            Err(failure) if matches!(failure.kind, FailureKind::Invalid | FailureKind::Unreachable) => {
+                Err(call_error("remote", &failure))
+            }
             Err(failure) => {
                 entry.state = QueuePairState::Err;
                 self.note_hca_lost(&failure);

@@ -192,6 +192,7 @@ pub(crate) fn error_of(failure: &Failure) -> EngineError {
         FailureKind::Exhausted => EngineError::HcaExhausted { problem },
         FailureKind::Unsupported => EngineError::Unsupported { problem },
         FailureKind::Lost => EngineError::DeviceLost { problem },
+        FailureKind::Unreachable => EngineError::PeerUnreachable { problem },
         FailureKind::Invalid | FailureKind::Driver => EngineError::Driver { problem },
         FailureKind::Bug => EngineError::Internal { problem },
     }

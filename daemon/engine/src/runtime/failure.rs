@@ -21,6 +21,7 @@ pub(super) fn of_hca(hca: HcaIndex, error: &HcaError) -> Failure {
         HcaError::Invalid { .. } => FailureKind::Invalid,
         HcaError::Exhausted { .. } => FailureKind::Exhausted,
         HcaError::Gone { .. } => FailureKind::Lost,
+        HcaError::Unreachable { .. } => FailureKind::Unreachable,
         _ => FailureKind::Driver,
     };
     Failure { kind, hca: Some(hca), message: error.to_string() }

@@ -75,6 +75,7 @@ suite! {
         an_endpoint_is_there_from_init_on [Rc]
         connecting_across_link_layers_is_refused [Rc]
         connecting_with_an_unknown_mtu_is_refused [Rc]
+        an_address_that_nobody_has_leaves_the_queue_pair_as_it_was [Rc]
         to_error_flushes_receives_in_order [Rc]
         to_error_flushes_waiting_sends_in_order [Rc]
         posts_in_error_are_flushed [Rc]

@@ -106,6 +106,21 @@ pub(super) fn connecting_with_an_unknown_mtu_is_refused(fixture: &dyn Fixture) {
     a.control.connect(&endpoint(&b)).expect("a refused connect changes nothing");
 }
 
+pub(super) fn an_address_that_nobody_has_leaves_the_queue_pair_as_it_was(fixture: &dyn Fixture) {
+    let (a, b) = (in_init(fixture), in_init(fixture));
+    let mut remote = endpoint(&b);
+    if remote.gid.0 == [0; 16] {
+        // By LID nothing is looked up when a queue pair connects.
+        return a.control.connect(&remote).expect("a queue pair in INIT connects");
+    }
+    // Another host of the same network.
+    remote.gid.0[15] ^= 0x55;
+    let refused = a.control.connect(&remote).expect_err("no neighbour answers");
+    assert!(matches!(refused, HcaError::Unreachable { .. }), "{refused}");
+    a.expect_state(QueuePairState::Init);
+    a.control.connect(&endpoint(&b)).expect("a refused connect changes nothing");
+}
+
 pub(super) fn to_error_flushes_receives_in_order(fixture: &dyn Fixture) {
     let (_a, mut b) = pair(fixture);
     for wr_id in 0..10 {

@@ -47,7 +47,14 @@ impl Side {
     }
 
     pub(crate) fn connect_to(&mut self, endpoint: &str) {
-        self.puppet.run(Command::ConnectQueuePair { queue_pair: "q".into(), endpoint: endpoint.to_owned() });
+        let connect = || Command::ConnectQueuePair { queue_pair: "q".into(), endpoint: endpoint.to_owned() };
+        // For a second or two after its link came up, a port's own address is not in use yet (duplicate address
+        // detection, RFC 4862 section 5.4), and nobody answers for it.
+        wait_until("the peer's address is in use", || match self.puppet.try_run(connect()) {
+            Err(refused) if refused.reason == "PEER_UNREACHABLE" => Err(refused),
+            result => Ok(result),
+        })
+        .expect("the queue pair connects");
     }
 
     pub(crate) fn post(&mut self, first_wr_id: u64, work: Vec<Work>) {

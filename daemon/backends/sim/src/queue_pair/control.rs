@@ -1,5 +1,6 @@
 //! Creation, state changes, connection and end of queue pairs.
 
+use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -7,7 +8,6 @@ use gdrd_hal::{
     CqId, Endpoint, Gid, GidType, HcaError, LinkLayer, PostError, QueuePair, QueuePairConfig, QueuePairParts,
     QueuePairState, QueuePairType, ReceiveRequest, WorkQueue, WorkRequest,
 };
-use rustix::io::Errno;
 
 use super::{Connection, Credits, DESTROYED, QueuePairCore, ReceiveSide, SendSide, state_number};
 use crate::fault::Call;
@@ -199,8 +199,12 @@ impl QueuePairCore {
         let hca = self.hca.fabric.resolve(remote);
         if hca.is_none() && own_layer == LinkLayer::Ethernet {
             // The kernel asks the neighbour table for the GID's MAC (`rdma_addr_find_l2_eth_by_grh`, core/addr.c).
-            let reason = format!("no port of the simulated fabric has gid {:02x?}", remote.gid.0);
-            return Err(self.hca.driver(CONNECT, Errno::TIMEDOUT, reason));
+            let reason = "no port of the simulated fabric has it".to_owned();
+            return Err(HcaError::Unreachable {
+                hca: self.hca.name.clone(),
+                gid: Ipv6Addr::from(remote.gid.0),
+                reason,
+            });
         }
         let remote_port = hca.as_ref().and_then(|hca| hca.port(remote.port_num));
         let remote_epoch = remote_port.map_or(0, Port::epoch);

@@ -4,6 +4,7 @@ use gdrd_hal::{Endpoint, Gid, LinkLayer};
 
 use super::rig::{Rig, config, on_hca};
 use crate::core::{Answer, Effect, FailureKind, Input};
+use crate::error::ErrorKind;
 use crate::ids::{QueuePairId, SessionId};
 use crate::session::SessionEvent;
 
@@ -45,6 +46,20 @@ fn an_argument_that_only_the_driver_refuses_is_the_callers_fault() {
     let call = connect(&mut rig, session, queue_pair);
     rig.finish(0, Some(on_hca(FailureKind::Invalid, 0)));
     assert_eq!(rig.refused(call).reason(), "BAD_ARGUMENT");
+    let call = connect(&mut rig, session, queue_pair);
+    rig.finish(0, None);
+    assert_eq!(rig.answer(call), Some(Ok(Answer::Done)));
+}
+
+#[test]
+fn a_peer_that_does_not_answer_yet_can_be_connected_to_later() {
+    let mut rig = Rig::new(&config());
+    let session = rig.session(1);
+    let queue_pair = rig.queue_pair(session);
+    let call = connect(&mut rig, session, queue_pair);
+    rig.finish(0, Some(on_hca(FailureKind::Unreachable, 0)));
+    let error = rig.refused(call);
+    assert_eq!((error.reason(), error.kind()), ("PEER_UNREACHABLE", ErrorKind::Unavailable));
     let call = connect(&mut rig, session, queue_pair);
     rig.finish(0, None);
     assert_eq!(rig.answer(call), Some(Ok(Answer::Done)));
