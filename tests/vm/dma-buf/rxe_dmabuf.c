@@ -7,7 +7,8 @@
  * slot of the region is pointed at the page of the dma-buf, which stays mapped
  * until the region is deregistered. So only exporters whose buffer is system
  * memory in a vmap serve: udmabuf and DMA heaps. Linux 6.12, where rxe has its
- * pages in mr->page_list (drivers/infiniband/sw/rxe/rxe_mr.c).
+ * pages in an xarray or, from a later stable release on, in an array
+ * (drivers/infiniband/sw/rxe/rxe_mr.c; Kbuild looks which).
  */
 #include <linux/dma-buf.h>
 #include <linux/iosys-map.h>
@@ -65,6 +66,16 @@ static void hold_put(struct hold *hold)
 	kfree(hold);
 }
 
+/* The slot is there: nothing is allocated. */
+static void set_page(struct rxe_mr *mr, unsigned long slot, struct page *page)
+{
+#ifdef RXE_PAGE_INFO
+	mr->page_info[slot].page = page;
+#else
+	xa_store(&mr->page_list, slot, page, GFP_KERNEL);
+#endif
+}
+
 static struct ib_mr *reg_user_mr_dmabuf(struct ib_pd *pd, u64 offset, u64 length, u64 iova,
 					int fd, int access, struct uverbs_attr_bundle *attrs)
 {
@@ -92,8 +103,7 @@ static struct ib_mr *reg_user_mr_dmabuf(struct ib_pd *pd, u64 offset, u64 length
 	for (page = 0; page < pages; page++) {
 		void *at = hold->map.vaddr + (offset & PAGE_MASK) + (page << PAGE_SHIFT);
 
-		/* The slot is there: nothing is allocated. */
-		xa_store(&to_rmr(mr)->page_list, page, vmalloc_to_page(at), GFP_KERNEL);
+		set_page(to_rmr(mr), page, vmalloc_to_page(at));
 	}
 	/* As the core does after reg_user_mr. */
 	mr->iova = iova;
