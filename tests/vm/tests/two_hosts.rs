@@ -14,6 +14,10 @@ use gdrd_vm::node;
 const BUFFER_BYTES: u64 = 64 << 20;
 const SEED: u64 = 90_125;
 const SMALL_BYTES: u64 = 2 << 20;
+/// Where the word of the atomics is, and what is in it before and after them.
+const WORD: u64 = 8192;
+const WORD_BEFORE: u64 = 7;
+const WORD_AFTER: u64 = 2;
 const TENANTS: [User; 2] = [User::Uid(1001), User::Uid(1002)];
 
 #[test]
@@ -150,10 +154,35 @@ fn ask(peer: &mut Peer, side: &mut Side, blob: &str) {
     let read = Work::Read { local: Local::new("b", 0, 8), remote: Remote::new(blob, 4096) };
     assert_eq!(side.status_of(1000, read), "SUCCESS");
     assert_eq!(side.peek(0, 8), "1122334455667788");
-    let add = Work::FetchAdd { local: Local::new("b", 64, 8), remote: Remote::new(blob, 8192), add: 5 };
-    assert_eq!(side.status_of(1001, add), "SUCCESS");
-    assert_eq!(side.peek(64, 8), "0700000000000000");
-    assert_eq!(side.status_of(1002, Work::Send { local: Local::new("b", 0, 8), imm: Some(9) }), "SUCCESS");
+    atomics(side, blob);
+    assert_eq!(side.status_of(1001, Work::Send { local: Local::new("b", 0, 8), imm: Some(9) }), "SUCCESS");
+}
+
+/// Atomics on a word of the other host: each brings back what was there before it.
+fn atomics(side: &mut Side, blob: &str) {
+    let local = || Local::new("b", 64, 8);
+    let remote = || Remote::new(blob, WORD);
+    let add = |add| Work::FetchAdd { local: local(), remote: remote(), add };
+    let swap = |compare, swap| Work::CompareSwap { local: local(), remote: remote(), compare, swap };
+    // With what each finds; the other host looks at what is left.
+    let steps = [
+        (add(5), WORD_BEFORE),
+        (swap(12, 0x1122_3344_5566_7788), 12),
+        // It is not there any more: nothing is swapped.
+        (swap(12, 1), 0x1122_3344_5566_7788),
+        (swap(0x1122_3344_5566_7788, u64::MAX - 1), 0x1122_3344_5566_7788),
+        // Beyond the largest number it begins at zero again.
+        (add(4), u64::MAX - 1),
+    ];
+    for (wr_id, (work, found)) in (2000..).zip(steps) {
+        assert_eq!(side.status_of(wr_id, work.clone()), "SUCCESS", "{work:?}");
+        assert_eq!(side.peek(64, 8), hex_of(found), "{work:?}");
+    }
+}
+
+/// A word as it lies in memory.
+fn hex_of(word: u64) -> String {
+    word.to_le_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn serve(peer: &mut Peer, side: &mut Side) {
@@ -165,10 +194,10 @@ fn serve(peer: &mut Peer, side: &mut Side) {
 
     assert_eq!(peer.hear(), "change");
     side.poke(4096, "1122334455667788");
-    side.poke(8192, "0700000000000000");
+    side.poke(WORD, &hex_of(WORD_BEFORE));
     peer.tell("changed");
     let received = side.completion();
     assert_eq!((&received["wr_id"], &received["imm"], &received["bytes"]), (&1.into(), &9.into(), &8.into()));
     assert_eq!(side.peek(16_384, 8), "1122334455667788");
-    assert_eq!(side.peek(8192, 1), "0c");
+    assert_eq!(side.peek(WORD, 8), hex_of(WORD_AFTER), "what the other host's atomics left");
 }
