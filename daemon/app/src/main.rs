@@ -45,7 +45,7 @@ use crate::inherited::Inherited;
 use crate::probes::ProbeFile;
 use crate::rescan::Rescan;
 use crate::runtime_dir::RuntimeDir;
-use crate::store::Store;
+use crate::store::{Promise, Store};
 
 /// Wrong arguments or configuration; clap's own code for usage errors.
 const EXIT_USAGE: u8 = 2;
@@ -124,8 +124,13 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let runtime_dir = RuntimeDir::claim(folder)?;
     let descriptors = raise_descriptor_limit();
 
-    let store = Store::find(std::env::var_os("NOTIFY_SOCKET").as_deref(), std::env::var("FDSTORE").ok().as_deref());
+    let [told, unproven] = ["FDSTORE", "GDRD_FDSTORE"].map(|name| std::env::var(name).ok());
+    let promise = Promise::of(told.as_deref(), unproven.as_deref());
+    let store = Store::find(std::env::var_os("NOTIFY_SOCKET").as_deref(), promise);
     let store = store.context("connect to the descriptor store")?;
+    if store.is_none() && promise.is_some() {
+        warn!("nobody keeps descriptors of this process: sessions and leases end with it");
+    }
     let most_kept = store.as_ref().map(|store| store.most);
     let journal = runtime_dir.path().join(JOURNAL_NAME);
     let continuity = store.map(|store| Continuity { keeper: Arc::new(store), journal, kept });

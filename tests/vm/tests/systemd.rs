@@ -4,10 +4,11 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Once;
 
-use common::{Side, join};
+use common::{Side, join, number, text};
 use gdrd_harness::script::Command;
 use gdrd_harness::{Puppet, User, wait_until};
 use gdrd_vm::{HCA, kernel_holds, run};
@@ -73,14 +74,45 @@ fn proc_status(field: &str) -> String {
     line.map(|value| value.trim().to_owned()).unwrap_or_else(|| unreachable!("no {field} in {status}"))
 }
 
-/// Two clients move content through the daemon of the service.
-fn moves_content() {
+/// Two clients with a queue pair to each other.
+fn joined() -> [Side; 2] {
     let mut sides = [(); 2].map(|()| Side::at(RUNTIME_DIR, User::Own, BUFFER_BYTES));
     let [near, far] = &mut sides;
     join(near, far);
-    near.fill(7);
+    sides
+}
+
+/// The first writes content drawn from this seed into the memory of the second. Returns its digest.
+fn move_content([near, far]: &mut [Side; 2], seed: u64) -> String {
+    near.fill(seed);
+    let content = near.digest();
+    assert_ne!(far.digest(), content);
     near.write_all_to(&far.blob);
-    assert_eq!(near.digest(), far.digest());
+    assert_eq!(far.digest(), content);
+    content
+}
+
+/// Two clients move content through the daemon of the service.
+fn moves_content() {
+    move_content(&mut joined(), 7);
+}
+
+/// Descriptors in systemd's store.
+fn stored() -> u32 {
+    property("NFileDescriptorStore").parse().expect("systemd counts what it has stored")
+}
+
+/// Leases that the client's tenant has.
+fn lease_ids(side: &mut Side) -> BTreeSet<u64> {
+    let leases = side.puppet.run(Command::Leases);
+    leases.as_array().into_iter().flatten().map(|lease| number(&lease["id"])).collect()
+}
+
+/// Memory of all memfds of the guest, KiB (proc_meminfo(5), Shmem).
+fn shared_kib() -> u64 {
+    let info = fs::read_to_string("/proc/meminfo").expect("every kernel has it");
+    let line = info.lines().find_map(|line| line.strip_prefix("Shmem:")?.strip_suffix("kB"));
+    line.and_then(|kib| kib.trim().parse().ok()).unwrap_or_else(|| unreachable!("no Shmem in {info}"))
 }
 
 /// Waits until another process than `before` serves.
@@ -164,11 +196,69 @@ fn more_than_may_be_locked_is_refused_with_the_limit_and_what_fits_is_lent() {
     puppet.run(acquire("large", 64 << 20));
 }
 
+/// What ends the daemon's process and leaves the service.
+fn killed() {
+    signal(main_pid(), Signal::KILL);
+}
+
+fn restarted() {
+    run("systemctl", &["restart", UNIT]);
+}
+
 #[test]
-fn a_killed_daemon_is_started_again() {
+fn leases_and_content_outlive_a_killed_and_a_restarted_daemon() {
     serving();
-    let before = main_pid();
-    signal(before, Signal::KILL);
-    await_another(before);
-    moves_content();
+    let mut sides = joined();
+    let mut content = move_content(&mut sides, 1);
+    let leases: BTreeSet<_> = sides.iter().map(|side| side.lease_id).collect();
+    for (restarts, end) in (1..).zip([killed, restarted, killed]) {
+        assert!(stored() > 0);
+        let before = main_pid();
+        end();
+        await_another(before);
+        // Asserts that each has the lease that it had.
+        sides = sides.map(|side| side.again(restarts));
+        for side in &mut sides {
+            assert_eq!(side.digest(), content, "restart {restarts}");
+            assert_eq!(lease_ids(side), leases, "restart {restarts}");
+        }
+        let [near, far] = &mut sides;
+        join(near, far);
+        content = move_content(&mut sides, 1 + restarts);
+    }
+    for side in &mut sides {
+        side.puppet.run(Command::Release { buffer: "b".into() });
+    }
+    assert_eq!(lease_ids(&mut sides[0]), BTreeSet::new());
+}
+
+#[test]
+fn a_stopped_service_keeps_nothing_and_starts_with_nothing() {
+    serving();
+    run("systemctl", &["restart", UNIT]);
+    let before_kib = shared_kib();
+    let mut sides = joined();
+    move_content(&mut sides, 7);
+    assert!(stored() > 0);
+    run("systemctl", &["stop", UNIT]);
+    wait_until("systemd closes what it has stored", || match stored() {
+        0 => Ok(()),
+        count => Err(count),
+    });
+    assert_eq!(kernel_holds(HCA, "ctx"), 0);
+    for side in &mut sides {
+        assert_eq!(text(&side.puppet.run(Command::SessionEnd)), "CONNECTION_LOST");
+    }
+    drop(sides);
+    // Without the clients' own mappings nobody has the buffers any more.
+    wait_until("the memory comes back", || match shared_kib() {
+        kib if kib <= before_kib => Ok(()),
+        kib => Err((before_kib, kib)),
+    });
+
+    run("systemctl", &["start", UNIT]);
+    let mut sides = joined();
+    let leases: BTreeSet<_> = sides.iter().map(|side| side.lease_id).collect();
+    assert_eq!(lease_ids(&mut sides[0]), leases, "of before none is left");
+    move_content(&mut sides, 8);
 }

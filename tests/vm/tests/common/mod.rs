@@ -39,11 +39,25 @@ impl Side {
         puppet.run(Command::Connect { runtime_dir: runtime_dir.to_owned() });
         let hca = hca.to_owned();
         let lease = puppet.run(Command::AcquireHost { buffer: "b".into(), hca: hca.clone(), size: len_bytes });
-        let queue_pair =
-            puppet.run(Command::QueuePair { queue_pair: "q".into(), gpu: String::new(), hca: hca.clone(), depth: 128 });
-        let blob = text(&puppet.run(Command::Remote { buffer: "b".into(), hca }));
-        let endpoint = text(&queue_pair["endpoint"]);
-        Self { puppet, lease_id: number(&lease["lease_id"]), len_bytes, endpoint, blob }
+        Self::with(puppet, &hca, number(&lease["lease_id"]), len_bytes)
+    }
+
+    /// With a new queue pair for a buffer that it has.
+    fn with(mut puppet: Puppet, hca: &str, lease_id: u64, len_bytes: u64) -> Self {
+        let make = Command::QueuePair { queue_pair: "q".into(), gpu: String::new(), hca: hca.into(), depth: 128 };
+        let endpoint = text(&puppet.run(make)["endpoint"]);
+        let blob = text(&puppet.run(Command::Remote { buffer: "b".into(), hca: hca.into() }));
+        Self { puppet, lease_id, len_bytes, endpoint, blob }
+    }
+
+    /// The same buffer with its new keys, and a new queue pair, once the daemon was started again so often.
+    pub(crate) fn again(self, restarts: u64) -> Self {
+        let Self { mut puppet, lease_id, len_bytes, .. } = self;
+        puppet.run(Command::AwaitRestart { restarts });
+        let lease = puppet.run(Command::Refresh { buffer: "b".into() });
+        assert_eq!(number(&lease["lease_id"]), lease_id);
+        puppet.run(Command::Destroy { queue_pair: "q".into() });
+        Self::with(puppet, gdrd_vm::HCA, lease_id, len_bytes)
     }
 
     pub(crate) fn connect_to(&mut self, endpoint: &str) {
