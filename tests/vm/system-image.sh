@@ -25,9 +25,9 @@ ln -sf usr/lib/systemd/systemd "$tree/init"
 units=$tree/etc/systemd/system
 mkdir -p "$units/multi-user.target.wants"
 ln -sf /usr/lib/systemd/system/multi-user.target "$units/default.target"
-# They cost seconds of an emulated CPU, and nothing here needs them.
+# They cost seconds of an emulated CPU, and nothing here needs them. No ldconfig is unpacked.
 for unit in getty.target systemd-timesyncd.service systemd-networkd.service systemd-networkd.socket \
-  systemd-firstboot.service systemd-hwdb-update.service \
+  systemd-firstboot.service systemd-hwdb-update.service ldconfig.service \
   fstrim.timer systemd-update-utmp.service systemd-pstore.service; do
   ln -sf /dev/null "$units/$unit"
 done

@@ -92,9 +92,9 @@ pub fn ip(arguments: &[&str]) {
 pub fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let output = output.unwrap_or_else(|error| unreachable!("the guest has no {program}: {error}"));
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {}: {error}", output.status);
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{program} {arguments:?}: {}: {said}{error}", output.status);
+    said.into_owned()
 }
 
 /// How many objects of this kind (`pd`, `cq`, `qp`, `mr`, `ctx`) the kernel holds on a device (rdma-resource(8)). A few
