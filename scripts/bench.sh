@@ -20,12 +20,14 @@ build_peers() {
   done
 }
 
-# NIXL comes as a wheel of some hundred MB, so only where it is asked for; its rows say 'absent' otherwise.
+# NIXL comes as wheels of some 90 MB, so only where it is asked for; its rows say 'absent' otherwise. It names torch and the CUDA
+# libraries as what it needs, 3 GB, and uses none of them to register host memory: hence --no-deps. pip says what it downloads.
 nixl_peer() {
   local venv=$target/nixl
   if [[ ! -x $venv/bin/nixl_ready ]]; then
     echo "bench: installing NIXL into $venv"
-    python3 -m venv "$venv" && "$venv/bin/pip" --quiet --disable-pip-version-check install nixl==1.5.1 || return 0
+    python3 -m venv "$venv" || return 0
+    "$venv/bin/pip" --disable-pip-version-check --timeout 30 --retries 2 install --no-deps nixl==1.5.1 nixl-cu12==1.5.1 numpy || return 0
     "$venv/bin/python" -c 'import nixl._api' || return 0
     ln -s python3 "$venv/bin/nixl_ready"
   fi
