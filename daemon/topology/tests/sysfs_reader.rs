@@ -65,9 +65,9 @@ numa 252 cpus=
 root pci0000:00 numa=8
 pci 0000:00:01.0 8086:347a 060400 pci0000:00 16x16 driver=pcieport
 pci 0000:01:00.0 15b3:1021 020000 0000:00:01.0 16x8/16x16 driver=mlx5_core sub=15b3:0053
-pci 0000:01:00.1 15b3:1021 020000 0000:00:01.0 -/16x16 driver=mlx5_core
+pci 0000:01:00.1 15b3:1021 020000 0000:00:01.0 16x8/16x16 driver=mlx5_core
 pci 0000:01:00.2 15b3:101e 020000 0000:00:01.0 - driver=vfio-pci physfn=0000:01:00.0
-pci 10000:e1:00.0 144d:a80a 010802 ? 16x4 driver=nvme
+pci 10000:e1:00.0 144d:a80a 010802 ? -/16x4 driver=nvme
 hca mlx5_bond_0 0000:01:00.0 node_guid=b8ce:f603:0000:0001 sys_image_guid=b8ce:f603:0000:0001
 port mlx5_bond_0 1 ACTIVE Ethernet 400
 gid mlx5_bond_0 1 3 ::ffff:10.0.0.1 type=v2 netdev=bond0
@@ -403,6 +403,32 @@ fn a_virtual_function_has_no_link_of_its_own_and_a_usb_controller_is_asked_for_n
     assert!(unlinked.iter().all(|function| function.link.current.is_none()), "{unlinked:?}");
     assert!(unlinked.iter().all(|function| function.numa_id().is_some()), "that of the bus");
     assert_eq!(unlinked[0].physical_function, Some("0000:01:00.0".parse().unwrap()));
+}
+
+#[test]
+fn functions_of_one_device_share_the_link_that_one_of_them_tells_but_not_on_a_root_bus() {
+    let host = profile::snapshot(
+        "gdrd-host-profile 1\n\
+         pci 0000:00:01.0 8086:352a 060400 pci0000:00 32x16\n\
+         pci 0000:00:02.0 15b3:1021 020700 pci0000:00 32x8\n\
+         pci 0000:00:02.1 15b3:1021 020700 pci0000:00 -\n\
+         pci 0000:01:00.0 15b3:1021 020700 0000:00:01.0 -\n\
+         pci 0000:01:00.1 15b3:1021 020700 0000:00:01.0 16x8/32x16\n\
+         pci 0000:01:00.2 15b3:1021 020700 0000:00:01.0 -\n\
+         pci 0000:01:01.0 15b3:1021 020700 0000:00:01.0 -\n",
+        None,
+        &ReadOptions::default(),
+    );
+    let read = read(tree_of(&host.unwrap().host).path()).host;
+    let link = |bdf: &str| {
+        let link = read.function(bdf.parse().unwrap()).unwrap().link;
+        (link.current.map(|rate| rate.to_string()), link.max.map(|rate| rate.to_string()))
+    };
+    assert_eq!(link("0000:01:00.2"), link("0000:01:00.1"));
+    assert!(link("0000:01:00.1").0.is_some() && link("0000:00:02.0").0.is_some());
+    for unlinked in ["0000:00:02.1", "0000:01:00.0", "0000:01:01.0"] {
+        assert_eq!(link(unlinked), (None, None), "{unlinked}");
+    }
 }
 
 #[test]

@@ -53,7 +53,8 @@ fn base_class(class: PciClass) -> u32 {
 /// Reads all functions of the tree.
 pub(super) fn read(tree: &Tree, source: SourceKind, matter: &Matter<'_>) -> Result<Vec<PciFunction>, TopologyError> {
     let functions = |tree: &Tree, steps: &[Step]| -> Vec<PciFunction> {
-        let mut reader = Reader { tree, source, matter, numa_of_roots: BTreeMap::new(), ids_file: IdsFile::Uevent };
+        let (numa_of_roots, ids_file) = (BTreeMap::new(), IdsFile::Uevent);
+        let mut reader = Reader { tree, source, matter, numa_of_roots, ids_file, link_before: None };
         steps.iter().map(|step| reader.function(step)).collect()
     };
     Ok(match tree.list(DEVICES)? {
@@ -124,6 +125,8 @@ struct Reader<'a> {
     numa_of_roots: BTreeMap<RootBus, Option<NumaId>>,
     /// Where the ids of the function before were.
     ids_file: IdsFile,
+    /// The last function whose link was read, and the link: those of one device come one after the other.
+    link_before: Option<(Bdf, Upstream, Link)>,
 }
 
 impl Reader<'_> {
@@ -138,7 +141,8 @@ impl Reader<'_> {
             upstream: step.upstream,
             ..PciFunction::new(step.bdf, self.source)
         };
-        let sourced = |numa: NumaId| Sourced::new(numa, self.source);
+        let source = self.source;
+        let sourced = |numa: NumaId| Sourced::new(numa, source);
         if !self.matter.includes(&function) {
             // The kernel gives all functions of a bus the node of the bus (`pci_device_add`, Linux drivers/pci/probe.c).
             let numa = match step.upstream {
@@ -160,13 +164,34 @@ impl Reader<'_> {
         let physical = tree.target_name((folder, "physfn")).and_then(|name| name.parse().ok());
         PciFunction {
             // A virtual function's registers of its link read zero (PCIe Base Specification 6.0, 9.3.5).
-            link: if physical.is_some() { Link::default() } else { link(tree, folder) },
+            link: if physical.is_some() { Link::default() } else { self.link_of_endpoint(step) },
             numa: numa(tree, folder).map(sourced),
             driver: ids.driver.or_else(|| if ids.are_whole { None } else { tree.target_name((folder, "driver")) }),
             physical_function: physical,
             ..function
         }
     }
+
+    /// The link above a function that is no bridge. All functions of a device behind a bridge share its one link, and report the
+    /// same of it (PCIe Base Specification 6.0, 7.5.3.6 and 7.5.3.8); on a root bus each function stands for itself.
+    fn link_of_endpoint(&mut self, step: &Step) -> Link {
+        if let Some((bdf, upstream, link)) = self.link_before
+            && upstream == step.upstream
+            && is_one_device(bdf, step.bdf)
+        {
+            return link;
+        }
+        let link = link(self.tree, &step.path);
+        // What one function leaves out another may tell.
+        let is_whole = link.current.is_some() && link.max.is_some();
+        let is_shared = is_whole && matches!(step.upstream, Upstream::Bridge(_));
+        self.link_before = is_shared.then_some((step.bdf, step.upstream, link));
+        link
+    }
+}
+
+fn is_one_device(a: Bdf, b: Bdf) -> bool {
+    Bdf { function: 0, ..a } == Bdf { function: 0, ..b }
 }
 
 fn numa(tree: &Tree, folder: &str) -> Option<NumaId> {
