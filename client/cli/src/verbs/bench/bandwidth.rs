@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Figure;
 use super::pair::Pair;
-use super::sample::{median, ratio};
+use super::sample::{Floor, median, ratio};
 use crate::args::{Bench, Global};
 use crate::host;
 
@@ -32,22 +32,24 @@ pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<
         value: gib_per_second(writes),
         unit: "GiB/s",
         most: None,
+        floor_scatter: None,
         note: format!("median of {ROUNDS} writes, {} to {}", options.from, options.to),
     }];
     // Only memory that this process can map has this floor.
     if let Some(copies) = copies {
         figures.push(Figure {
             name: "64 MiB write, of a plain copy",
-            value: ratio(writes, copies),
+            value: ratio(writes, copies.median),
             unit: "×",
             most: None,
-            note: format!("a copy in this process runs at {:.2} GiB/s", gib_per_second(copies)),
+            floor_scatter: Some(copies.scatter),
+            note: format!("a copy in this process runs at {:.2} GiB/s", gib_per_second(copies.median)),
         });
     }
     Ok(figures)
 }
 
-fn time_copies(pair: &Pair) -> anyhow::Result<Duration> {
+fn time_copies(pair: &Pair) -> anyhow::Result<Floor> {
     let (from, to) = pair.memories()?;
     let mut times = Vec::new();
     for round in 0..=ROUNDS {
@@ -57,7 +59,7 @@ fn time_copies(pair: &Pair) -> anyhow::Result<Duration> {
             times.push(start.elapsed());
         }
     }
-    Ok(median(times))
+    Ok(Floor::of(times))
 }
 
 fn gib_per_second(time: Duration) -> f64 {

@@ -8,7 +8,7 @@ use gdrd_shm::{Segment, pingpong};
 use super::Figure;
 use super::pair::Pair;
 use super::peer;
-use super::sample::{median, micros, ratio};
+use super::sample::{Floor, median, micros, ratio};
 use crate::args::{Bench, Global};
 use crate::host;
 
@@ -26,13 +26,19 @@ pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<
     let writes = time_writes(&pair, options.rounds)?;
     pair.give_back().await?;
     floor.extend(ping_pong(options.rounds - options.rounds / 2)?);
-    let (floor, writes) = (median(floor), median(writes));
+    let (floor, writes) = (Floor::of(floor), median(writes));
     Ok(vec![Figure {
         name: "8-byte write, of a bare ping-pong",
-        value: ratio(writes, floor),
+        value: ratio(writes, floor.median),
         unit: "×",
         most: Some(MOST),
-        note: format!("medians of {} rounds busy-polled, {} against {}", options.rounds, micros(writes), micros(floor)),
+        floor_scatter: Some(floor.scatter),
+        note: format!(
+            "medians of {} rounds busy-polled, {} against {}",
+            options.rounds,
+            micros(writes),
+            micros(floor.median)
+        ),
     }])
 }
 

@@ -8,6 +8,23 @@ pub(super) fn median(mut samples: Vec<Duration>) -> Duration {
     samples.get(samples.len() / 2).copied().unwrap_or_default()
 }
 
+/// What a figure is a ratio to, measured in the same run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Floor {
+    pub(super) median: Duration,
+    /// How many times the fastest tenth of its rounds the slowest tenth takes, at least: what else the host does shows here,
+    /// since each round does the same.
+    pub(super) scatter: f64,
+}
+
+impl Floor {
+    pub(super) fn of(mut rounds: Vec<Duration>) -> Self {
+        rounds.sort_unstable();
+        let tenth = |tenths: usize| rounds.get(rounds.len() * tenths / 10).copied().unwrap_or_default();
+        Self { scatter: ratio(tenth(9), tenth(1)), median: median(rounds) }
+    }
+}
+
 /// `a` over `b`; infinite for a floor of zero.
 pub(super) fn ratio(a: Duration, b: Duration) -> f64 {
     a.as_secs_f64() / b.as_secs_f64()
@@ -21,6 +38,16 @@ pub(super) fn micros(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_floor_scatters_as_its_tenths_differ_and_not_by_single_rounds() {
+        let mut rounds = vec![Duration::from_micros(10); 100];
+        rounds.extend([Duration::from_millis(4); 5]);
+        let quiet = Floor::of(rounds.clone());
+        assert_eq!((quiet.median, quiet.scatter), (Duration::from_micros(10), 1.0));
+        rounds.extend([Duration::from_millis(4); 20]);
+        assert!(Floor::of(rounds).scatter > 100.0);
+    }
 
     #[test]
     fn the_median_is_the_middle_sample() {
