@@ -31,6 +31,7 @@ mod registration;
 mod runtime;
 mod session;
 mod stats;
+mod table;
 
 /// Words of the hardware traits that requests and answers are made of.
 pub use gdrd_hal::{Access, Endpoint, Gid, GpuUuid, LinkLayer, QueuePairState, QueuePairType};

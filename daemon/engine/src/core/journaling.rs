@@ -162,7 +162,7 @@ impl Core {
         let numbers = std::iter::once(Record::Numbers(self.journaling.written_numbers));
         let tenants = self.tenants.keys().filter_map(|id| self.tenant_record(*id)).map(Record::Tenant);
         let sessions = self.sessions.keys().filter_map(|id| self.session_record(*id)).map(Record::Session);
-        let leases = self.leases.keys().filter_map(|id| self.lease_record(*id)).map(Record::Lease);
+        let leases = self.leases.iter().filter_map(|(id, _)| self.lease_record(*id)).map(Record::Lease);
         let queue_pairs = self.queue_pairs.keys().filter_map(|id| self.queue_pair_record(*id)).map(Record::QueuePair);
         numbers.chain(tenants).chain(sessions).chain(leases).chain(queue_pairs).collect()
     }

@@ -67,6 +67,7 @@ use crate::config::{CacheConfig, EngineConfig, GpuProof, Limits, PoolConfig};
 use crate::error::EngineError;
 use crate::ids::{Generation, LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId};
 use crate::peer::TenantKey;
+use crate::table::Table;
 
 use adopted::Adopted;
 use allocation::Allocation;
@@ -145,8 +146,8 @@ pub(crate) struct Core {
     tenants: BTreeMap<TenantId, Tenant>,
     tenant_ids: BTreeMap<TenantKey, TenantId>,
     sessions: BTreeMap<SessionId, Session>,
-    leases: BTreeMap<LeaseId, Lease>,
-    allocations: BTreeMap<AllocationId, Allocation>,
+    leases: Table<LeaseId, Lease>,
+    allocations: Table<AllocationId, Allocation>,
     queue_pairs: BTreeMap<QueuePairId, QueuePair>,
     clean: BTreeMap<(GpuIndex, u64), CleanPool>,
     /// Acquires that wait, with the pool they wait at.
@@ -187,8 +188,8 @@ impl Core {
             tenants: BTreeMap::new(),
             tenant_ids: BTreeMap::new(),
             sessions: BTreeMap::new(),
-            leases: BTreeMap::new(),
-            allocations: BTreeMap::new(),
+            leases: Table::default(),
+            allocations: Table::default(),
             queue_pairs: BTreeMap::new(),
             clean: BTreeMap::new(),
             waiting: BTreeMap::new(),

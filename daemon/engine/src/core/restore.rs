@@ -285,9 +285,7 @@ impl Core {
 
     /// Sessions with the leases that each holds and the queue pairs that it has.
     pub(crate) fn open_sessions(&self) -> Vec<(SessionId, Vec<LeaseId>, Vec<QueuePairId>)> {
-        let of = |session: &Session| {
-            (session.holds.iter().copied().collect(), session.queue_pairs.iter().copied().collect())
-        };
+        let of = |session: &Session| (session.holds.iter().collect(), session.queue_pairs.iter().copied().collect());
         self.sessions.iter().map(|(id, session)| (*id, of(session))).map(|(id, (l, q))| (id, l, q)).collect()
     }
 

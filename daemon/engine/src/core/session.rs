@@ -14,6 +14,7 @@ use crate::error::EngineError;
 use crate::ids::{LeaseId, MemoryId, QueuePairId, RegistrationId, SessionId, TokenDigest};
 use crate::keep::Name;
 use crate::session::SessionEvent;
+use crate::table::Ids;
 
 /// One session.
 #[derive(Debug)]
@@ -21,9 +22,9 @@ pub(crate) struct Session {
     pub(crate) tenant: TenantId,
     pub(crate) admin: bool,
     pub(super) proven: BTreeSet<GpuIndex>,
-    pub(crate) holds: BTreeSet<LeaseId>,
+    pub(crate) holds: Ids<LeaseId>,
     /// Memory that it was lent, until that is freed: its client may have it mapped.
-    pub(super) lent: BTreeSet<AllocationId>,
+    pub(super) lent: Ids<AllocationId>,
     pub(crate) queue_pairs: BTreeSet<QueuePairId>,
     pub(crate) waiting: BTreeSet<CallId>,
     pub(crate) memories: BTreeSet<MemoryId>,
@@ -44,8 +45,8 @@ impl Session {
             tenant,
             admin,
             proven: BTreeSet::new(),
-            holds: BTreeSet::new(),
-            lent: BTreeSet::new(),
+            holds: Ids::default(),
+            lent: Ids::default(),
             queue_pairs: BTreeSet::new(),
             waiting: BTreeSet::new(),
             memories: BTreeSet::new(),
@@ -219,8 +220,8 @@ impl Core {
         for memory in session.memories {
             self.end_memory(memory);
         }
-        for lease in &session.holds {
-            self.drop_hold(*lease, id, "SESSION_ENDED");
+        for lease in session.holds.iter() {
+            self.drop_hold(lease, id, "SESSION_ENDED");
         }
         self.effect(Effect::SessionGone { session: id });
         self.settle_tenant(session.tenant);

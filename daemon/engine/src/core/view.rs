@@ -159,7 +159,7 @@ impl Core {
     pub(crate) fn lease_page(&self, seen: &Seen, start: Option<LeaseId>, page: u32) -> LeasePage {
         let most = self.page_size(page);
         let mut shown =
-            self.leases.range(start.unwrap_or(LeaseId(0))..).filter(|(_, lease)| self.sees(seen, lease.tenant));
+            self.leases.from(start.unwrap_or(LeaseId(0))).filter(|(_, lease)| self.sees(seen, lease.tenant));
         let leases: Vec<LeaseInfo> =
             shown.by_ref().take(most).filter_map(|(id, lease)| self.info_of(*id, lease)).collect();
         LeasePage { leases, next: shown.next().map(|(id, _)| *id) }

@@ -24,6 +24,7 @@ use crate::lease::RegistrationInfo;
 use crate::policy::Traffic;
 use crate::queue_pair::QueuePairInfo;
 use crate::registration::AdoptedKind;
+use crate::table::Table;
 
 /// Where a buffer's bytes are.
 pub(super) enum Bytes {
@@ -239,11 +240,11 @@ pub(super) struct QueuePairObjects {
 /// All tables.
 #[derive(Default)]
 pub(super) struct Objects {
-    memory: RwLock<BTreeMap<AllocationId, Arc<Memory>>>,
+    memory: RwLock<Table<AllocationId, Arc<Memory>>>,
     tenants: RwLock<BTreeMap<TenantId, Arc<Tenant>>>,
     queue_pairs: Mutex<BTreeMap<QueuePairId, QueuePairObjects>>,
-    adopted: RwLock<BTreeMap<MemoryId, Arc<AdoptedObjects>>>,
-    regions: RwLock<BTreeMap<RegionId, Arc<RegionObjects>>>,
+    adopted: RwLock<Table<MemoryId, Arc<AdoptedObjects>>>,
+    regions: RwLock<Table<RegionId, Arc<RegionObjects>>>,
 }
 
 impl Objects {

@@ -31,7 +31,7 @@ pub(super) fn check(core: &Core, hardware: &Hardware) {
 
 fn leases_and_allocations_match(core: &Core) {
     let mut seen = BTreeSet::new();
-    for (id, lease) in &core.leases {
+    for (id, lease) in core.leases.iter() {
         assert!(seen.insert(lease.allocation), "one allocation in two leases");
         let allocation = &core.allocations[&lease.allocation];
         assert_eq!(allocation.lease, Some(*id));
@@ -43,8 +43,8 @@ fn leases_and_allocations_match(core: &Core) {
         assert_eq!(lease.holders.is_empty(), lease.expires_at.is_some(), "a lease without holders has a deadline");
     }
     for (id, session) in &core.sessions {
-        for lease in &session.holds {
-            assert!(core.leases[lease].holders.contains_key(id));
+        for lease in session.holds.iter() {
+            assert!(core.leases[&lease].holders.contains_key(id));
         }
     }
     for allocation in core.allocations.values() {
@@ -187,7 +187,7 @@ fn cache_matches(core: &Core, hardware: &Hardware) {
         assert_eq!(adopted.regions as usize, of);
         assert_eq!(core.sessions.get(&adopted.session).is_some_and(|s| s.memories.contains(id)), !adopted.ending);
     }
-    for (id, allocation) in &core.allocations {
+    for (id, allocation) in core.allocations.iter() {
         let of = core.regions.iter().filter(|(_, region)| region.key.source == Source::Leased(*id)).count();
         assert_eq!(allocation.regions as usize, of);
     }

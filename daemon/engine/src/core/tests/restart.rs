@@ -62,7 +62,7 @@ fn scenario(rig: &mut Rig) {
         rig.ask(session, request("GPU0", 2 * MIB));
         settle(rig);
     }
-    let leases: Vec<LeaseId> = rig.core.leases.keys().copied().collect();
+    let leases: Vec<LeaseId> = rig.core.leases.iter().map(|(id, _)| *id).collect();
     for lease in &leases {
         let _ = rig.open(other, *lease);
     }
