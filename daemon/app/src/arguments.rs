@@ -12,7 +12,7 @@ use crate::worker::WorkerCommand;
 const EXIT_CODES: &str = "Exit codes:
   0  ended as asked
   1  could not start or failed while it ran
-  2  wrong arguments or configuration; nothing was done";
+  2  wrong arguments or configuration, or a profile, script or tree that cannot be used; nothing was done";
 
 /// Lends registered GPU buffers and queue pairs to local processes.
 #[derive(Debug, Parser)]

@@ -19,6 +19,7 @@ use gdrd_topology::source::SourceKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::config::GpuKeys;
+use crate::failure;
 use crate::health::Health;
 use crate::worker::Probe;
 
@@ -153,7 +154,7 @@ impl GpuFacts for NvmlFacts {
         let report = self.ask().map_err(|error| GpuMemoryError::Driver {
             call: "nvml",
             uuid: "of this host".to_owned(),
-            reason: format!("{error:#}"),
+            reason: failure::text_of(&error),
         })?;
         let mut facts = facts_of(&report);
         facts.iter_mut().for_each(|fact| self.complete(fact, &report));

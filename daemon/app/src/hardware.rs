@@ -21,6 +21,7 @@ use gdrd_topology::{profile, read_input, read_live, read_root};
 
 use crate::arguments::Arguments;
 use crate::config::{Config, TopologyKeys};
+use crate::failure::{self, Misconfigured};
 use crate::gpus::{self, NvmlFacts};
 use crate::iommu;
 use crate::rdma::RdmaDevices;
@@ -88,10 +89,14 @@ pub(crate) struct Chosen {
 /// Chooses by the arguments.
 ///
 /// # Errors
-/// When the profile, the fault script or the host cannot be read.
+/// [`Misconfigured`] when the profile, the fault script or the captured tree cannot be used; anything else when this machine
+/// cannot be read.
 pub(crate) fn choose(arguments: &Arguments, config: &Config) -> anyhow::Result<Chosen> {
     match (&arguments.sim, &arguments.sysfs_root, arguments.sim_hca) {
-        (Some(name), ..) => simulated(name, arguments.fault_script.as_deref(), &config.topology),
+        (Some(name), ..) => {
+            let simulated = simulated(name, arguments.fault_script.as_deref(), &config.topology);
+            simulated.map_err(|error| Misconfigured::because(error).into())
+        }
         (None, Some(root), None) => captured(root.clone(), &config.topology),
         (None, Some(root), Some(count)) => live(Origin::Captured(root.clone()), count, config),
         (None, None, count) => live(Origin::Live, count.unwrap_or(0), config),
@@ -164,7 +169,7 @@ fn live(origin: Origin, sim_hcas: u8, config: &Config) -> anyhow::Result<Chosen>
     chosen.backends.extend([
         verbs,
         backend("cuda", pool.as_ref().map(|_| of_all).map_err(Clone::clone)),
-        backend("nvml", found.map(|_| driver).map_err(|error| format!("{error:#}"))),
+        backend("nvml", found.map(|_| driver).map_err(|error| failure::text_of(&error))),
     ]);
     chosen.hardware.hcas = hcas.into_iter().chain(rdma).collect();
     chosen.hardware.gpu_memory = pool.ok().map(|pool| pool as Arc<dyn GpuMemory>);
@@ -174,7 +179,10 @@ fn live(origin: Origin, sim_hcas: u8, config: &Config) -> anyhow::Result<Chosen>
 
 /// This machine or a captured one with nothing that could serve it, but that there is no simulated host.
 fn without_backends(origin: Origin, machine: Machine, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
-    let snapshot = read(&origin, &keys.read_options()?, &machine)?;
+    let snapshot = read(&origin, &keys.read_options()?, &machine).map_err(|error| match &origin {
+        Origin::Captured(_) => Misconfigured::because(error).into(),
+        Origin::Simulated | Origin::Live => error,
+    })?;
     let topology = Topology::new(snapshot, keys.plan_options()?);
     let hardware = Hardware {
         gpu_memory: None,

@@ -30,7 +30,7 @@ pub(crate) enum InheritedError {
         shown: String,
     },
     /// LISTEN_PID is none.
-    #[error("socket activation: {0}")]
+    #[error("socket activation")]
     Environment(#[from] sd_listen_fds::Error),
     /// Two listening sockets of one kind.
     #[error("socket activation: {name} is a second {kind} socket")]

@@ -4,6 +4,7 @@
 mod arguments;
 mod config;
 mod daemon;
+mod failure;
 mod gpus;
 mod hardware;
 mod health;
@@ -40,15 +41,14 @@ use tracing::{info, warn};
 
 use crate::arguments::{Arguments, Other};
 use crate::config::Config;
+use crate::failure::Misconfigured;
 use crate::hardware::{Machine, Origin};
 use crate::inherited::Inherited;
 use crate::probes::ProbeFile;
 use crate::rescan::Rescan;
-use crate::runtime_dir::RuntimeDir;
+use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::store::{Promise, Store};
 
-/// Wrong arguments or configuration; clap's own code for usage errors.
-const EXIT_USAGE: u8 = 2;
 /// The engine's journal, in the runtime folder: it means something as long as the kept descriptors do.
 const JOURNAL_NAME: &str = "gdrd.journal";
 
@@ -58,11 +58,10 @@ fn main() -> ExitCode {
         Some(Other::Worker(command)) => return worker::run(command),
         Some(Other::Keeper { daemon }) => return run_keeper(&arguments, daemon),
         Some(Other::Man { dir }) => {
-            return man::write(dir).map_or_else(|error| fail(&error, ExitCode::FAILURE), |()| ExitCode::SUCCESS);
+            return man::write(dir).map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS);
         }
         Some(Other::KeeperChild { daemon }) => {
-            return keeper::become_daemon(daemon)
-                .map_or_else(|error| fail(&error, ExitCode::FAILURE), |()| ExitCode::FAILURE);
+            return keeper::become_daemon(daemon).map_or_else(|error| fail(&error), |()| ExitCode::FAILURE);
         }
         None => {}
     }
@@ -72,7 +71,7 @@ fn main() -> ExitCode {
     }
     let config = match configure(&arguments) {
         Ok(config) => config,
-        Err(error) => return fail(&error, ExitCode::from(EXIT_USAGE)),
+        Err(error) => return fail(&error.into()),
     };
     if arguments.check_config {
         println!("the configuration is valid");
@@ -80,34 +79,35 @@ fn main() -> ExitCode {
     }
     match run(&arguments, &config) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(&error, ExitCode::FAILURE),
+        Err(error) => fail(&error),
     }
 }
 
 fn run_keeper(arguments: &Arguments, daemon: &[OsString]) -> ExitCode {
-    let kept = configure(arguments).and_then(|config| {
+    let kept = configure(arguments).map_err(Into::into).and_then(|config| {
         logging::start(logging::filter(&config.log.filter)?, config.log.format)?;
         raise_descriptor_limit();
         keeper::run(daemon)
     });
-    kept.unwrap_or_else(|error| fail(&error, ExitCode::FAILURE))
+    kept.unwrap_or_else(|error| fail(&error))
 }
 
-fn fail(error: &anyhow::Error, code: ExitCode) -> ExitCode {
-    eprintln!("gdrd: {error:#}");
-    code
+fn fail(error: &anyhow::Error) -> ExitCode {
+    eprintln!("gdrd: {}", failure::text_of(error));
+    failure::exit_code(error)
 }
 
 /// The configuration with the arguments over it, valid as a whole. Has no effect.
-fn configure(arguments: &Arguments) -> anyhow::Result<Config> {
-    let mut config = arguments.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+fn configure(arguments: &Arguments) -> Result<Config, Misconfigured> {
+    let config = arguments.config.as_deref().map(Config::read).transpose();
+    let mut config = config.map_err(Misconfigured::because)?.unwrap_or_default();
     if let Some(filter) = &arguments.log {
         config.log.filter.clone_from(filter);
     }
     if let Some(format) = arguments.log_format {
         config.log.format = format;
     }
-    logging::filter(&config.log.filter)?;
+    logging::filter(&config.log.filter).map_err(Misconfigured::because)?;
     Ok(config)
 }
 
@@ -119,9 +119,10 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         warn!(name, "a descriptor that this daemon was started with means nothing to it and is closed");
     }
     let is_root = rustix::process::geteuid().is_root();
-    let folder = runtime_dir::locate(arguments.runtime_dir.clone(), |name| std::env::var_os(name), is_root)?;
+    let folder = runtime_dir::locate(arguments.runtime_dir.clone(), |name| std::env::var_os(name), is_root);
+    let folder = folder.map_err(of_runtime_dir)?;
     let chosen = hardware::choose(arguments, config)?;
-    let runtime_dir = RuntimeDir::claim(folder)?;
+    let runtime_dir = RuntimeDir::claim(folder).map_err(of_runtime_dir)?;
     let descriptors = raise_descriptor_limit();
 
     let [told, unproven] = ["FDSTORE", "GDRD_FDSTORE"].map(|name| std::env::var(name).ok());
@@ -188,6 +189,10 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     engine.shutdown();
     info!("ended");
     served.map(|_ended| ())
+}
+
+fn of_runtime_dir(error: RuntimeDirError) -> anyhow::Error {
+    if error.is_usage() { Misconfigured::because(error).into() } else { error.into() }
 }
 
 fn engine_settings(config: &Config, gpu_proof: GpuProof, nodes: Vec<NumaCpus>, is_simulated: bool) -> EngineConfig {

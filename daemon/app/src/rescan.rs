@@ -10,6 +10,7 @@ use gdrd_server::{Backends, Change, Topology};
 use gdrd_topology::assemble::ReadOptions;
 use tracing::{info, warn};
 
+use crate::failure;
 use crate::hardware::{self, Machine, Origin};
 use crate::probes::ProbeFile;
 use crate::reprobe::Reprobe;
@@ -128,7 +129,7 @@ impl Rescan {
                 self.follow_rdma_devices().await;
                 self.probe_again();
             }
-            Ok(Err(error)) => warn!("topology is as before: {error:#}"),
+            Ok(Err(error)) => warn!("topology is as before: {}", failure::text_of(&error)),
             Err(error) => warn!(%error, "the topology reader ended by itself"),
         }
     }

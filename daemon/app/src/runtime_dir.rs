@@ -13,6 +13,9 @@ const SYSTEM_DIR: &str = "/run/gdrd";
 const LOCK_NAME: &str = "gdrd.lock";
 const DIR_MODE: u32 = 0o755;
 
+/// Longest path of the folder, bytes: what sun_path of unix(7), a zero at its end, leaves beside the longest name in it.
+const MAX_DIR_BYTES: usize = 108 - "/session.sock".len() - 1;
+
 /// Why there is no runtime folder.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -20,8 +23,18 @@ pub(crate) enum RuntimeDirError {
     /// Nothing names one.
     #[error("no runtime folder: not root, and XDG_RUNTIME_DIR is not set; pass --runtime-dir")]
     Unnamed,
+    /// No socket in it could be named.
+    #[error(
+        "runtime folder {} is {} bytes long; with more than {MAX_DIR_BYTES} its sockets cannot be named (unix(7)): pass a shorter --runtime-dir",
+        path.display(),
+        path.as_os_str().len()
+    )]
+    TooLong {
+        /// The folder.
+        path: PathBuf,
+    },
     /// It cannot be made or used.
-    #[error("runtime folder {}: {source}", path.display())]
+    #[error("runtime folder {}", path.display())]
     Unusable {
         /// The folder.
         path: PathBuf,
@@ -53,6 +66,13 @@ pub(crate) enum RuntimeDirError {
     },
 }
 
+impl RuntimeDirError {
+    /// Whether only other arguments or another environment can help.
+    pub(crate) fn is_usage(&self) -> bool {
+        matches!(self, Self::Unnamed | Self::TooLong { .. })
+    }
+}
+
 /// A runtime folder that is this daemon's while this value lives.
 #[derive(Debug)]
 pub(crate) struct RuntimeDir {
@@ -64,8 +84,11 @@ impl RuntimeDir {
     /// Makes the folder where it is missing and locks it against a second daemon.
     ///
     /// # Errors
-    /// `Unusable`, `Unsafe`, `InUse`.
+    /// `TooLong`, `Unusable`, `Unsafe`, `InUse`.
     pub(crate) fn claim(path: PathBuf) -> Result<Self, RuntimeDirError> {
+        if path.as_os_str().len() > MAX_DIR_BYTES {
+            return Err(RuntimeDirError::TooLong { path });
+        }
         let unusable = |source| RuntimeDirError::Unusable { path: path.clone(), source };
         create(&path).map_err(unusable)?;
         check(&path)?;
@@ -183,5 +206,18 @@ mod tests {
         let path = folder.path().join("run");
         fs::write(&path, "x").expect("a file");
         assert!(RuntimeDir::claim(path).expect_err("no folder").to_string().contains("run"));
+    }
+
+    #[test]
+    fn folder_too_long_for_a_socket_is_refused_with_the_remedy_and_the_longest_one_is_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let room = MAX_DIR_BYTES - folder.path().as_os_str().len() - 1;
+        let path = folder.path().join("x".repeat(room));
+        let _claimed = RuntimeDir::claim(path.clone()).expect("it fits");
+        assert!(rustix::net::SocketAddrUnix::new(path.join("session.sock")).is_ok());
+        let refused = RuntimeDir::claim(folder.path().join("x".repeat(room + 1))).expect_err("too long");
+        assert!(refused.is_usage(), "{refused}");
+        assert!(refused.to_string().contains("pass a shorter --runtime-dir"), "{refused}");
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing was made");
     }
 }

@@ -25,7 +25,7 @@ const BACKLOG: i32 = 4096;
 #[non_exhaustive]
 pub(crate) enum SocketError {
     /// One could not be made.
-    #[error("socket {}: {source}", path.display())]
+    #[error("socket {}", path.display())]
     Bind {
         /// Its path.
         path: PathBuf,

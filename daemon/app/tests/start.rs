@@ -96,8 +96,48 @@ fn profiles_are_listed() {
 #[test]
 fn unknown_profile_names_the_known_ones() {
     let (code, text) = run(Stage::new().command(&["--sim", "dgx-z9"]));
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
     assert!(text.contains("dgx-z9") && text.contains("dgx-a100"), "{text}");
+}
+
+#[test]
+fn what_was_asked_for_and_cannot_be_had_ends_a_keeper_too() {
+    let stage = Stage::new();
+    let absent = stage.path("absent").to_string_lossy().into_owned();
+    let long = stage.path(&"x".repeat(100)).to_string_lossy().into_owned();
+    let wrong: [&[&str]; 6] = [
+        &["--sim", "dgx-z9"],
+        &["--sim", "dgx-a100", "--fault-script", &absent],
+        &["--sysfs-root", &absent],
+        &["--config", &absent],
+        &["--no-such-option"],
+        &["--sim", "dgx-a100", "--runtime-dir", &long],
+    ];
+    for arguments in wrong {
+        for keeper in [&[][..], &["keeper", "--"]] {
+            let mut command = stage.bare_command(&[keeper, arguments].concat());
+            if !arguments.contains(&"--runtime-dir") {
+                command.arg("--runtime-dir").arg(stage.runtime_dir());
+            }
+            let (code, text) = run(command);
+            assert_eq!(code, Some(2), "{keeper:?} {arguments:?}: {text}");
+            assert!(!stage.runtime_dir().exists());
+        }
+    }
+    // The keeper's own configuration, as the daemon's.
+    assert_eq!(run(stage.bare_command(&["--config", &absent, "keeper"])).0, Some(2));
+}
+
+#[test]
+fn a_cause_is_said_once() {
+    let stage = Stage::new();
+    std::fs::write(stage.runtime_dir(), "no folder").expect("written");
+    let (code, text) = run(stage.command(&["--sim", "dgx-a100"]));
+    assert_eq!(code, Some(1));
+    assert_eq!(text.matches("not a directory").count(), 1, "{text}");
+    let absent = stage.path("absent").to_string_lossy().into_owned();
+    let (_, text) = run(stage.command(&["--sysfs-root", &absent]));
+    assert_eq!(text.matches("No such file").count(), 1, "{text}");
 }
 
 #[test]
@@ -107,7 +147,7 @@ fn fault_script_is_checked_before_anything_is_served() {
     std::fs::write(&path, "register on mlx5_99: fail enomem\n").expect("written");
     let script = path.to_string_lossy();
     let (code, text) = run(stage.command(&["--sim", "dgx-a100", "--fault-script", &script]));
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(2));
     assert!(text.contains("mlx5_99"), "{text}");
 }
 

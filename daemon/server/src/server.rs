@@ -42,7 +42,7 @@ pub struct ServerConfig {
 #[non_exhaustive]
 pub enum ServerError {
     /// A socket could not be put under watch.
-    #[error("{socket} socket: {source}")]
+    #[error("{socket} socket")]
     Socket {
         /// gRPC or session.
         socket: &'static str,
@@ -50,7 +50,7 @@ pub enum ServerError {
         source: std::io::Error,
     },
     /// gRPC ended by itself.
-    #[error("gRPC server: {0}")]
+    #[error("gRPC server")]
     Grpc(#[from] tonic::transport::Error),
 }
 

@@ -7,6 +7,7 @@ mod cache;
 mod file;
 mod range;
 mod tables;
+mod together;
 mod topology;
 mod verbs;
 mod who;
@@ -123,6 +124,7 @@ impl Config {
             rule.check(&format!("policy.lease[{index}]"), &mut ranges);
         }
         self.topology.check(&mut ranges)?;
+        together::check(self, &mut ranges);
         ranges.finish()?;
         let whole = self.engine(Policy::default(), GpuProof::None).validate();
         whole.map_err(|refusal| ConfigError::Together(refusal.to_string()))

@@ -48,9 +48,14 @@ impl Ranges {
         }
     }
 
-    fn refuse(&mut self, key: &str, value: u64, allowed: String) {
-        let error = || ConfigError::Value { key: key.to_owned(), value: value.to_string(), allowed };
+    /// A value that cannot be used for a reason of its own.
+    pub(super) fn refuse_text(&mut self, key: &str, value: &str, allowed: String) {
+        let error = || ConfigError::Value { key: key.to_owned(), value: value.to_owned(), allowed };
         self.first.get_or_insert_with(error);
+    }
+
+    fn refuse(&mut self, key: &str, value: u64, allowed: String) {
+        self.refuse_text(key, &value.to_string(), allowed);
     }
 
     /// # Errors

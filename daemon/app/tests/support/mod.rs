@@ -53,8 +53,15 @@ impl Stage {
 
     /// The daemon with these arguments besides its folder, heard by this stage.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.bare_command(arguments);
+        command.arg("--runtime-dir").arg(self.runtime_dir());
+        command
+    }
+
+    /// The daemon with these arguments alone, heard by this stage.
+    pub(crate) fn bare_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gdrd"));
-        command.args(arguments).arg("--runtime-dir").arg(self.runtime_dir());
+        command.args(arguments);
         self.stand_in(&mut command);
         command
     }
