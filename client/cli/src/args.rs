@@ -132,7 +132,7 @@ Example:
         after_help = "Leases on a drained GPU are revoked and nothing new is lent there; a revoked lease keeps its memory
 until its holder releases it. The daemon then has no process and no device file of the GPU open.
 
-It lasts until --resume, or until the daemon is started again.
+It lasts until --resume, also over a restart of the daemon, but not of the host.
 
 Examples:
   gdrctl drain GPU0

@@ -175,6 +175,7 @@ fn gpu_of(gpu: &v1::PlanGpu) -> Value {
         "assigned": gpu.assigned,
         "rail": gpu.rail,
         "reason": gpu.reason,
+        "drained": gpu.drained,
         "nics": nics.collect::<Vec<_>>(),
     })
 }

@@ -186,6 +186,46 @@ fn another_user_sees_topology_and_no_foreign_lease() {
 }
 
 #[test]
+fn a_drain_outlives_the_daemon_and_is_seen_until_it_is_lifted() {
+    let mut daemon = Daemon::start();
+    let drained = json(&daemon, &["drain", "GPU0"])["drained"].clone();
+    let uuid = drained[0].as_str().expect("its UUID").to_owned();
+    let before = json(&daemon, &["plan"])["generation"].as_u64();
+    assert_eq!(before, Some(2), "watchers are told");
+    for _ in 0..2 {
+        let status = json(&daemon, &["status"]);
+        assert_eq!(status["drained"], serde_json::json!([{ "gpu": "GPU0", "gpu_uuid": uuid }]));
+        assert!(text(&daemon, &["status"]).contains("gdrctl drain GPU0 --resume"));
+        let plan = json(&daemon, &["plan"]);
+        assert_eq!((&plan["gpus"][0]["drained"], &plan["gpus"][1]["drained"]), (&true.into(), &Value::Null));
+        assert!(text(&daemon, &["plan"]).contains("drained; else "));
+        assert_eq!(json(&daemon, &["topo"])["drained"], serde_json::json!(["GPU0"]));
+        assert!(text(&daemon, &["topo"]).contains("Drained, and lent to nobody: GPU0"));
+        let placed = json(&daemon, &["place", "--gpus", "1", "--max-results", "64"]);
+        let placements = placed["placements"].as_array().expect("a list");
+        assert_eq!(placements.len(), 7);
+        assert!(placements.iter().all(|placement| placement["gpus"] != serde_json::json!(["GPU0"])));
+        let none = gdrctl(&daemon, &["place", "--gpus", "8"]);
+        assert_eq!(none.status.code(), Some(5));
+        let said = String::from_utf8_lossy(&none.stdout).into_owned();
+        assert!(said.contains("8 GPUs wanted, 7 of 8 free; drained: GPU0"), "{said}");
+        let mut puppet = Puppet::connected(&daemon);
+        let refused =
+            puppet.refused(Tell::Acquire { buffer: "a".into(), gpu: "GPU0".into(), size: 2 << 20, host: false });
+        assert_eq!(refused.reason, "DEVICE_LOST");
+        drop(puppet);
+        daemon.kill();
+        daemon.start_again();
+    }
+    assert_eq!(json(&daemon, &["drain", "--all", "--resume"])["resumed"], drained);
+    assert_eq!(json(&daemon, &["status"])["drained"], Value::Array(Vec::new()));
+    daemon.kill();
+    daemon.start_again();
+    assert_eq!(json(&daemon, &["plan"])["gpus"][0]["drained"], Value::Null);
+    assert!(gdrctl(&daemon, &["place", "--gpus", "8"]).status.success());
+}
+
+#[test]
 fn a_probe_proves_each_gpu_with_its_nics_and_the_plan_says_so() {
     let daemon = Daemon::start();
     let state = |gpu: &Value, nic: &Value| {

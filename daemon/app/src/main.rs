@@ -51,6 +51,8 @@ use crate::store::{Promise, Store};
 
 /// The engine's journal, in the runtime folder: it means something as long as the kept descriptors do.
 const JOURNAL_NAME: &str = "gdrd.journal";
+/// Which GPUs are drained, in the runtime folder: a reset of the host is a reset of its GPUs.
+const DRAINS_NAME: &str = "gdrd.drained";
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -145,7 +147,8 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let listening = activated.complete(runtime_dir.path())?;
     let runtime = daemon::runtime()?;
     let is_simulated = !chosen.sim_profile.is_empty() || chosen.machine.has_sim_hcas();
-    let settings = engine_settings(config, chosen.gpu_proof, nodes, is_simulated);
+    let mut settings = engine_settings(config, chosen.gpu_proof, nodes, is_simulated);
+    settings.drains = Some(runtime_dir.path().join(DRAINS_NAME));
     let (engine, resumed) = start_engine(settings, chosen.hardware, limits, continuity)?;
     let facts = HostFacts {
         backends: Backends::new(chosen.backends),
@@ -157,6 +160,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     }
     let probes = Arc::new(probe_file(runtime_dir.path(), &chosen.origin, &facts.sim_profile, chosen.machine.clone()));
     probes.restore(&chosen.topology);
+    chosen.topology.note_drained(&engine.drained_gpus());
     let topology = chosen.topology.clone();
     let status = status(&facts, &chosen.topology);
     let rescan = Rescan {

@@ -1,5 +1,6 @@
 //! What an operator can set. The defaults here are the documented ones.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::EngineError;
@@ -240,6 +241,8 @@ pub struct EngineConfig {
     pub calls_per_device: u32,
     /// Whether sessions get contexts of their own, past the broker and its policy. Default false.
     pub direct: bool,
+    /// File that keeps which GPUs are drained for the next engine. Default none: a drain ends with the engine.
+    pub drains: Option<PathBuf>,
 }
 
 impl Default for EngineConfig {
@@ -255,6 +258,7 @@ impl Default for EngineConfig {
             executor_threads: 8,
             calls_per_device: 4,
             direct: false,
+            drains: None,
         }
     }
 }

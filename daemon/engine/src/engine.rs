@@ -128,7 +128,7 @@ impl Engine {
         self.runtime().shutdown();
     }
 
-    fn runtime(&self) -> &Arc<Runtime> {
+    pub(crate) fn runtime(&self) -> &Arc<Runtime> {
         &self.running.0
     }
 
@@ -378,24 +378,6 @@ impl Engine {
         self.runtime().refresh_gpus();
     }
 
-    /// Drains a GPU (by name, UUID or BDF; empty for all) for an administrator: leases on it are revoked, pools given up
-    /// and the driver let go of, until it is resumed. A revoked lease keeps its memory until its holders release it.
-    /// Returns the GPUs. Blocks on the driver.
-    ///
-    /// # Errors
-    /// `NotAdmin`, `UnknownGpu`, `Absent`, `SessionEnded`, `ShuttingDown`.
-    pub fn drain_gpus(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
-        self.runtime().drain_gpus(viewer, gpu)
-    }
-
-    /// Serves drained GPUs again, unless they are lost.
-    ///
-    /// # Errors
-    /// As [`Engine::drain_gpus`].
-    pub fn resume_gpus(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
-        self.runtime().resume_gpus(viewer, gpu)
-    }
-
     /// Refuses whoever is no administrator what only they may do.
     ///
     /// # Errors
@@ -462,6 +444,7 @@ impl Engine {
     /// Puts another pairing in force. Leases keep their registrations; new ones follow the new pairing.
     pub fn update_plan(&self, plan: HostPlan) {
         self.runtime().update_plan(plan);
+        self.runtime().drain_those_that_came();
     }
 
     /// The configuration it runs with.

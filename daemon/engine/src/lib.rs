@@ -15,6 +15,7 @@ mod call;
 mod config;
 mod core;
 mod direct;
+mod drain;
 mod engine;
 mod error;
 mod gpu_memory;
@@ -41,6 +42,7 @@ pub use config::{
     BrokerConfig, CacheConfig, EngineConfig, GpuProof, HugePages, Limits, NumaCpus, PoolConfig, Timeouts,
 };
 pub use direct::{DirectGrant, DirectRegion};
+pub use drain::DrainedGpu;
 pub use engine::{Engine, Hardware};
 pub use error::{EngineError, ErrorKind};
 pub use gpu_memory::{BufferBytes, GpuMemoryUse};

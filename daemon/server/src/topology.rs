@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gdrd_engine::Probed;
+use gdrd_engine::{DrainedGpu, Probed};
 use gdrd_proto::v1;
 use gdrd_topology::model::Snapshot;
 use gdrd_topology::plan::contract::Plan;
@@ -25,8 +25,13 @@ pub struct View {
 }
 
 impl View {
-    fn new(snapshot: Snapshot, mut plan: Plan, proofs: &Proofs) -> Self {
+    fn new(snapshot: Snapshot, mut plan: Plan, known: &Known) -> Self {
+        let Known { proofs, drained } = known;
         for gpu in &mut plan.gpus {
+            // The daemon may know a GPU's UUID from elsewhere; its place is the same.
+            let bdf = gpu.bdf.map(|bdf| bdf.to_string()).unwrap_or_default();
+            let is_it = |known: &DrainedGpu| known.bdf == bdf && (!bdf.is_empty() || known.name == gpu.name);
+            gpu.drained = drained.iter().any(is_it);
             for nic in &mut gpu.nics {
                 if let Some(found) = proofs.gdr(&gpu.name, &nic.name) {
                     nic.gdr = found;
@@ -82,13 +87,21 @@ pub enum Change {
     Replanned(Box<Replan>),
 }
 
+/// What stands in every plan, whatever is read of the host.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Known {
+    /// What probes found, while GPU and HCA are there.
+    proofs: Proofs,
+    drained: Vec<DrainedGpu>,
+}
+
 /// The topology in force. Clones are one.
 #[derive(Debug, Clone)]
 pub struct Topology {
     options: Arc<PlanOptions>,
     current: Arc<watch::Sender<Arc<View>>>,
-    /// What stands in every plan while GPU and HCA are there. Held while another view is made.
-    proofs: Arc<Mutex<Proofs>>,
+    /// Held while another view is made.
+    known: Arc<Mutex<Known>>,
 }
 
 impl Topology {
@@ -97,8 +110,8 @@ impl Topology {
     pub fn new(mut snapshot: Snapshot, options: PlanOptions) -> Self {
         snapshot.generation = 1;
         let plan = plan(&snapshot, &options);
-        let current = Arc::new(watch::Sender::new(Arc::new(View::new(snapshot, plan, &Proofs::default()))));
-        Self { options: Arc::new(options), current, proofs: Arc::default() }
+        let current = Arc::new(watch::Sender::new(Arc::new(View::new(snapshot, plan, &Known::default()))));
+        Self { options: Arc::new(options), current, known: Arc::default() }
     }
 
     /// The generation in force.
@@ -116,13 +129,13 @@ impl Topology {
     /// Puts a new reading in force, as the next generation, unless it shows what is known already. Warnings that come and
     /// go make no generation and wake nobody, but whoever asks is told the latest.
     pub fn update(&self, mut snapshot: Snapshot) -> Change {
-        let mut proofs = self.proofs();
+        let mut known = self.known();
         let before = self.current();
         if before.snapshot.host.is_same_as(&snapshot.host) {
             if before.snapshot.host.warnings != snapshot.host.warnings {
                 snapshot.generation = before.generation();
                 let plan = told(replan(&before.plan, &snapshot, &self.options));
-                let view = Arc::new(View::new(snapshot, plan, &proofs));
+                let view = Arc::new(View::new(snapshot, plan, &known));
                 self.current.send_if_modified(|current| {
                     *current = view;
                     false
@@ -134,46 +147,51 @@ impl Topology {
         let replanned = replan(&before.plan, &snapshot, &self.options);
         // A device that went took what was proven of it along: one that comes back is another.
         let place = |plan: &Plan, gpu: &str| plan.gpu(gpu).map(|gpu| gpu.bdf);
-        proofs.retain(|gpu, hca| {
+        known.proofs.retain(|gpu, hca| {
             snapshot.host.hcas.iter().any(|known| known.name == hca)
                 && place(&before.plan, gpu) == place(&replanned.plan, gpu)
         });
-        self.current.send_replace(Arc::new(View::new(snapshot, told(replanned.clone()), &proofs)));
+        self.current.send_replace(Arc::new(View::new(snapshot, told(replanned.clone()), &known)));
         Change::Replanned(Box::new(replanned))
     }
 
     /// Puts in force the plan that would be made anew, as the next generation unless it is the one in force. Returns the GPUs
     /// whose NICs it changes.
     pub fn adopt(&self) -> Vec<Move> {
-        let proofs = self.proofs();
+        let known = self.known();
         let before = self.current();
         let mut snapshot = before.snapshot.clone();
         snapshot.generation += 1;
         let Some((plan, moved)) = adopt(&before.plan, &snapshot, &self.options) else { return Vec::new() };
-        self.current.send_replace(Arc::new(View::new(snapshot, plan, &proofs)));
+        self.current.send_replace(Arc::new(View::new(snapshot, plan, &known)));
         moved
     }
 
     /// Puts what probes found into the plan, as the next generation if that changes it.
     pub fn prove(&self, found: &[Probed]) {
-        self.change_proofs(|proofs| proofs.note(found));
+        self.change(|known| known.proofs.note(found));
     }
 
     /// Goes on with what an earlier daemon's probes found; not tried means that it is in doubt.
     pub fn restore(&self, kept: Vec<Probed>) {
-        self.change_proofs(|proofs| proofs.restore(kept));
+        self.change(|known| known.proofs.restore(kept));
     }
 
     /// Takes back what probes found through this HCA, for this reason, until it is found anew.
     pub fn doubt(&self, hca: &str, reason: &str) {
-        self.change_proofs(|proofs| proofs.doubt(hca, reason));
+        self.change(|known| known.proofs.doubt(hca, reason));
     }
 
-    fn change_proofs(&self, change: impl FnOnce(&mut Proofs)) {
-        let mut proofs = self.proofs();
-        let before = proofs.clone();
-        change(&mut proofs);
-        if *proofs == before {
+    /// Marks the GPUs that are drained now, and no others, as the next generation if that changes any.
+    pub fn note_drained(&self, drained: &[DrainedGpu]) {
+        self.change(|known| drained.clone_into(&mut known.drained));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Known)) {
+        let mut known = self.known();
+        let before = known.clone();
+        change(&mut known);
+        if *known == before {
             return;
         }
         let view = self.current();
@@ -181,18 +199,18 @@ impl Topology {
         snapshot.generation += 1;
         let mut plan = view.plan.clone();
         plan.generation = snapshot.generation;
-        self.current.send_replace(Arc::new(View::new(snapshot, plan, &proofs)));
+        self.current.send_replace(Arc::new(View::new(snapshot, plan, &known)));
     }
 
     /// What probes found; not tried means that it is in doubt.
     #[must_use]
     pub fn probed(&self) -> Vec<Probed> {
-        self.proofs().list()
+        self.known().proofs.list()
     }
 
-    fn proofs(&self) -> MutexGuard<'_, Proofs> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         // Each change leaves it whole.
-        self.proofs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The generation in force and each later one; one that is not taken in time is passed over for a newer one.

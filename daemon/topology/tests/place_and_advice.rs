@@ -110,6 +110,10 @@ fn impossible_requests_and_unknown_devices_are_errors() {
     let ask = |request: PlaceRequest| place(&snapshot, &PlanOptions::default(), &request);
     assert!(ask(PlaceRequest { gpus: 0, ..PlaceRequest::default() }).unwrap_err().to_string().contains("gpus is 0"));
     assert!(ask(PlaceRequest { max_sets: 65, ..PlaceRequest::default() }).is_err());
+    let drained = vec!["GPU0".to_owned(), "GPU2".to_owned()];
+    let request = PlaceRequest { gpus: 7, nics: 0, drained_gpus: drained, ..PlaceRequest::default() };
+    let found = place(&snapshot, &PlanOptions::default(), &request).unwrap();
+    assert_eq!(found.reason.as_deref(), Some("7 GPUs wanted, 6 of 8 free; drained: GPU0, GPU2"));
     let busy = PlaceRequest { busy_gpus: vec!["GPU9".to_owned()], ..PlaceRequest::default() };
     assert!(ask(busy).unwrap_err().to_string().contains("GPU9"));
 }

@@ -69,6 +69,8 @@ fn own(snapshot: &Snapshot, options: &Place) -> Result<View, TopologyError> {
         gpus,
         nics: options.nics.map_or_else(one_a_gpu, count),
         busy_gpus: options.exclude.clone(),
+        // Only a daemon has drained any.
+        drained_gpus: Vec::new(),
         busy_nics: options.exclude_nics.clone(),
         nvlink: options.nvlink,
         same_switch: options.same_switch,

@@ -142,7 +142,7 @@ fn row(gpu: &GpuPlan) -> Vec<String> {
         assigned,
         nearest.and_then(|nic| nic.level).map_or_else(unknown, |level| level.to_string()),
         nearest.and_then(|nic| nic.gbps).map_or_else(unknown, words::gbps),
-        gpu.reason.clone(),
+        if gpu.drained { format!("drained; else {}", gpu.reason) } else { gpu.reason.clone() },
     ]
 }
 

@@ -19,6 +19,7 @@ fn as_json(status: &v1::StatusResponse) -> Value {
         .backends
         .iter()
         .map(|backend| json!({ "name": backend.name, "present": backend.present, "reason": backend.reason }));
+    let drained = status.drained_gpus.iter().map(|gpu| json!({ "gpu": gpu.gpu, "gpu_uuid": gpu.gpu_uuid }));
     json!({
         "schema": "gdrd.status/v1",
         "daemon_version": status.daemon_version,
@@ -26,6 +27,7 @@ fn as_json(status: &v1::StatusResponse) -> Value {
         "simulated": Some(&status.sim_profile).filter(|profile| !profile.is_empty()),
         "topology_generation": status.topology_generation,
         "runtime_dir": status.runtime_dir,
+        "drained": drained.collect::<Vec<_>>(),
         "backends": backends.collect::<Vec<_>>(),
     })
 }
@@ -40,11 +42,15 @@ fn as_text(status: &v1::StatusResponse) -> String {
         vec![backend.name.clone(), state.to_owned(), backend.reason.clone()]
     });
     let columns = [Column::Left("BACKEND"), Column::Left("STATE"), Column::Left("REASON")];
+    let drained = status.drained_gpus.iter().map(|gpu| {
+        format!("drained: {} ({}); 'gdrctl drain {} --resume' serves it again\n", gpu.gpu, gpu.gpu_uuid, gpu.gpu)
+    });
     format!(
-        "gdrd {} in {}, topology generation {}{simulated}\n{}",
+        "gdrd {} in {}, topology generation {}{simulated}\n{}{}",
         status.daemon_version,
         status.runtime_dir,
         status.topology_generation,
+        drained.collect::<String>(),
         output::table(&columns, rows)
     )
 }

@@ -143,6 +143,8 @@ impl Config {
             executor_threads: self.executor.threads,
             calls_per_device: self.executor.calls_per_device,
             direct: self.verbs.direct,
+            // The daemon knows it only once it has its folder.
+            drains: None,
         }
     }
 

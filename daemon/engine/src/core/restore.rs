@@ -104,6 +104,11 @@ impl Core {
             let gone = || format!("this host no longer has each of its hcas: {}", record.hcas.join(", "));
             record.revoked.get_or_insert_with(gone);
         }
+        if let Place::Gpu(gpu) = key.place
+            && let Some(why) = self.host.gpu(gpu).and_then(|gpu| gpu.lost.clone())
+        {
+            record.revoked.get_or_insert(why);
+        }
         let Some(tenant) = self.tenants.get_mut(&record.tenant) else { return };
         let (id, allocation) = (record.id, record.allocation);
         tenant.owned_bytes += key.len_bytes;

@@ -165,7 +165,7 @@ impl Runtime {
         for fact in facts_of(self.gpu_facts.as_deref()) {
             let index = self.state().core.host().gpu_by_uuid(&fact.uuid);
             let Some(gpu) = index else { continue };
-            if lock(&self.drained).contains(&fact.uuid) {
+            if self.drains.contains(&fact.uuid) {
                 continue;
             }
             match fact.health {

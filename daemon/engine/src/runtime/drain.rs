@@ -1,14 +1,16 @@
 //! Draining GPUs: an administrator has the daemon let go of them.
 //!
-//! To the state machine a drained GPU is a lost one, with another reason. The set of drained ones is kept here, so that a
-//! healthy answer of the driver does not resume them.
+//! To the state machine a drained GPU is a lost one, with another reason. The set of drained ones (`drains`) is kept beside it,
+//! so that a healthy answer of the driver does not resume them, nor another daemon.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gdrd_hal::GpuUuid;
 
-use super::{Runtime, lock};
-use crate::core::{GpuIndex, Input, Seen};
+use super::Runtime;
+use crate::core::{GpuIndex, Host, Input, Seen};
+use crate::drain::DrainedGpu;
 use crate::error::EngineError;
 use crate::session::Viewer;
 
@@ -18,11 +20,9 @@ impl Runtime {
     pub(crate) fn drain_gpus(self: &Arc<Self>, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
         let named = self.named_by_admin(viewer, gpu)?;
         for (index, uuid) in &named {
-            lock(&self.drained).insert(uuid.clone());
+            self.drains.insert(uuid);
             self.input(Input::GpuLost { gpu: *index, message: REASON.to_owned() });
-            if let Some(Err(error)) = self.gpu_memory.as_ref().map(|memory| memory.drain(uuid)) {
-                tracing::warn!(%error, "a drained gpu has no backend");
-            }
+            self.let_go_of(uuid);
             tracing::info!(gpu = %uuid, "drained");
         }
         Ok(named.into_iter().map(|(_, uuid)| uuid).collect())
@@ -31,9 +31,13 @@ impl Runtime {
     pub(crate) fn resume_gpus(self: &Arc<Self>, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
         let named = self.named_by_admin(viewer, gpu)?;
         let mut resumed = Vec::new();
+        if gpu.is_empty() {
+            // Those that are not there now too.
+            self.drains.forget_others(&named.iter().map(|(_, uuid)| uuid.clone()).collect());
+        }
         for (index, uuid) in named {
             // One that was not drained may be lost for another reason.
-            if !lock(&self.drained).remove(&uuid) {
+            if !self.drains.remove(&uuid) {
                 continue;
             }
             if let Some(Err(error)) = self.gpu_memory.as_ref().map(|memory| memory.resume(&uuid)) {
@@ -44,6 +48,47 @@ impl Runtime {
             resumed.push(uuid);
         }
         Ok(resumed)
+    }
+
+    /// Which are drained of those that the host has.
+    pub(crate) fn drained_gpus(&self) -> Vec<DrainedGpu> {
+        let drained = self.drains.all();
+        let state = self.state();
+        let planned = state.core.host().gpus.iter().map(|gpu| &gpu.planned);
+        let planned = planned.filter(|gpu| drained.contains(&gpu.uuid));
+        planned.map(|gpu| DrainedGpu { uuid: gpu.uuid.clone(), name: gpu.name.clone(), bdf: gpu.bdf.clone() }).collect()
+    }
+
+    /// Has the backend let go of GPUs that were drained before this engine was.
+    pub(super) fn let_go_of_drained(&self) {
+        for gpu in self.drained_gpus() {
+            tracing::info!(gpu = %gpu.uuid, "drained since before this daemon; 'gdrctl drain --resume' serves it again");
+            self.let_go_of(&gpu.uuid);
+        }
+    }
+
+    /// A GPU that has come may have been drained before it went.
+    pub(crate) fn drain_those_that_came(self: &Arc<Self>) {
+        let drained = self.drains.all();
+        if drained.is_empty() {
+            return;
+        }
+        let came: Vec<(GpuIndex, GpuUuid)> = {
+            let state = self.state();
+            let host = state.core.host();
+            let drained = drained.into_iter().filter_map(|uuid| Some((host.gpu_by_uuid(&uuid)?, uuid)));
+            drained.filter(|(index, _)| host.gpu(*index).is_some_and(|gpu| gpu.lost.is_none())).collect()
+        };
+        for (gpu, uuid) in came {
+            self.input(Input::GpuLost { gpu, message: REASON.to_owned() });
+            self.let_go_of(&uuid);
+        }
+    }
+
+    fn let_go_of(&self, uuid: &GpuUuid) {
+        if let Some(Err(error)) = self.gpu_memory.as_ref().map(|memory| memory.drain(uuid)) {
+            tracing::warn!(%error, "a drained gpu has no backend");
+        }
     }
 
     fn named_by_admin(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<(GpuIndex, GpuUuid)>, EngineError> {
@@ -60,5 +105,12 @@ impl Runtime {
             "" => Ok((0..=u16::MAX).map(GpuIndex).map_while(named).collect()),
             name => Ok(named(host.find_gpu(name)?).into_iter().collect()),
         }
+    }
+}
+
+/// Notes in a host which GPUs are drained, before anything else is done with it.
+pub(super) fn note_drained(drained: &BTreeSet<GpuUuid>, host: &mut Host) {
+    for gpu in host.gpus.iter_mut().filter(|gpu| drained.contains(&gpu.planned.uuid)) {
+        gpu.lost = Some(REASON.to_owned());
     }
 }

@@ -14,6 +14,7 @@ mod devices;
 mod direct;
 mod domains;
 mod drain;
+mod drains;
 mod executor;
 mod failure;
 mod hcas;
@@ -29,7 +30,7 @@ mod timer;
 mod view;
 mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -48,6 +49,7 @@ use crate::plan::HostPlan;
 
 use devices::Devices;
 use direct::Directs;
+use drains::Drains;
 pub use executor::HeldBack;
 use executor::{Executor, Lane, Priority};
 use hcas::Hcas;
@@ -80,8 +82,7 @@ pub(crate) struct Runtime {
     broker: Broker,
     gpu_memory: Option<Arc<dyn GpuMemory>>,
     gpu_facts: Option<Arc<dyn GpuFacts>>,
-    /// GPUs that an administrator has drained.
-    drained: Mutex<BTreeSet<gdrd_hal::GpuUuid>>,
+    drains: Drains,
     hcas: Hcas,
     /// Held by whoever probes.
     probing: Mutex<()>,
@@ -115,6 +116,8 @@ impl Runtime {
         let memory = memory.map(|memory| (hardware.gpu_memory_kind, memory.capabilities().granularity_bytes));
         let mut host = Host::new(&names, memory, &hardware.plan);
         let nodes = devices::nodes_of(&facts, &mut host);
+        let drains = Drains::read(config.drains.clone());
+        drain::note_drained(&drains.all(), &mut host);
         let events = Arc::new(OnceLock::<Weak<Self>>::new());
         let sink = Arc::clone(&events);
         let broker = Broker::start(broker_config(&config), move |event| {
@@ -143,7 +146,7 @@ impl Runtime {
             broker,
             gpu_memory: hardware.gpu_memory,
             gpu_facts: hardware.gpu_facts,
-            drained: Mutex::default(),
+            drains,
             hcas: Hcas::new(hardware.hcas),
             probing: Mutex::default(),
             nodes,
@@ -155,6 +158,7 @@ impl Runtime {
         });
         // Set once, here.
         let _ = events.set(Arc::downgrade(&runtime));
+        runtime.let_go_of_drained();
         let timer = spawn("gdrd-timer", Arc::clone(&runtime), timer::run)?;
         let watcher = spawn("gdrd-devices", Arc::clone(&runtime), devices::run)?;
         lock(&runtime.threads).extend([timer, watcher]);

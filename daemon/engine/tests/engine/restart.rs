@@ -7,12 +7,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use gdrd_engine::{Continuity, EngineConfig, Keeper, Name, SessionResumed, Watch};
+use gdrd_engine::{Continuity, EngineConfig, Keeper, LeaseState, Name, SessionResumed, Viewer, Watch};
 use gdrd_ring::Operation;
 use gdrd_sim::SimHost;
 
 use crate::wire::{Client, local};
-use crate::world::{World, config, peer};
+use crate::world::{MIB, World, config, peer, request};
 
 /// Keeps descriptors for as long as the test holds it.
 #[derive(Debug, Default)]
@@ -133,4 +133,31 @@ fn nothing_is_kept_of_a_session_whose_client_died_with_the_daemon() {
     let (next, resumed) = daemon.killed(config(), client_died);
     assert!(resumed.is_empty());
     next.world.until("all that was kept to be let go of", || next.shelf.len() == 0);
+}
+
+#[test]
+fn a_gpu_drained_before_a_restart_stays_so_until_it_is_resumed_and_no_lease_there_is_registered_anew() {
+    let daemon = Daemon::start();
+    let (session, _client) = daemon.session(1);
+    let lease = daemon.world.lease(session);
+    // The daemon before died after it had written the drain down, and before anything else.
+    let folder = tempfile::tempdir().expect("a folder");
+    let drains = folder.path().join("drained");
+    std::fs::write(&drains, "GPU-0\nGPU-of-another-time\n").expect("written");
+    let config = EngineConfig { drains: Some(drains.clone()), ..config() };
+    let (Daemon { world, .. }, resumed) = daemon.killed(config, |_| ());
+    assert_eq!(resumed.len(), 1);
+    let admin = Viewer::Peer(peer(0));
+    let (leases, registered) = (world.engine.list_leases(&admin, None, 10), world.stat("gdrd_registrations_total"));
+    let states: Vec<_> = leases.expect("an administrator").leases.iter().map(|l| (l.id, l.state)).collect();
+    assert_eq!((states, registered), (vec![(lease, LeaseState::Revoked)], 0));
+    let names = || -> Vec<String> { world.engine.drained_gpus().into_iter().map(|gpu| gpu.name).collect() };
+    world.engine.refresh_gpus();
+    assert_eq!(names(), ["GPU0"]);
+    let refused = world.try_acquire(session, request("GPU0", 2 * MIB)).expect_err("drained");
+    assert!(refused.to_string().contains("drained by an administrator"), "{refused}");
+    world.engine.resume_gpus(&admin, "").expect("an administrator");
+    assert_eq!(names(), [""; 0]);
+    assert_eq!(std::fs::read_to_string(&drains).expect("it is there"), "");
+    world.acquire(session);
 }

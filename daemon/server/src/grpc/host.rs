@@ -89,6 +89,8 @@ impl host_server::Host for Host {
             present: backend.present,
             reason: backend.reason.clone(),
         };
+        let drained = self.engine.drained_gpus().into_iter();
+        let drained = drained.map(|gpu| v1::DrainedGpu { gpu: gpu.name, gpu_uuid: gpu.uuid.0 });
         Ok(Response::new(v1::StatusResponse {
             daemon_version: DAEMON_VERSION.to_owned(),
             versions: Some(VERSIONS),
@@ -96,14 +98,19 @@ impl host_server::Host for Host {
             sim_profile: self.facts.sim_profile.clone(),
             topology_generation: self.topology.current().generation(),
             runtime_dir: self.facts.runtime_dir.clone(),
+            drained_gpus: drained.collect(),
         }))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
         let viewer = caller::viewer(&self.engine, &request)?;
         let v1::DrainRequest { gpu, resume } = request.into_inner();
-        let engine = self.engine.clone();
-        let call = move || if resume { engine.resume_gpus(&viewer, &gpu) } else { engine.drain_gpus(&viewer, &gpu) };
+        let (engine, topology) = (self.engine.clone(), self.topology.clone());
+        let call = move || {
+            let done = if resume { engine.resume_gpus(&viewer, &gpu) } else { engine.drain_gpus(&viewer, &gpu) };
+            topology.note_drained(&engine.drained_gpus());
+            done
+        };
         // It waits for the end of the driver's processes.
         let done = tokio::task::spawn_blocking(call).await;
         let gpus = done.map_err(|error| bug(&error))?.map_err(|refusal| of_engine(&refusal))?;

@@ -143,6 +143,7 @@ fn place_request(request: v1::PlaceRequest, plan: &Plan) -> Result<PlaceRequest,
         gpus,
         nics,
         busy_gpus: request.exclude_gpus,
+        drained_gpus: plan.drained(),
         busy_nics: request.exclude_nics,
         nvlink: request.nvlink,
         same_switch: request.same_switch,
@@ -209,6 +210,7 @@ fn wire_gpu(gpu: &GpuPlan) -> v1::PlanGpu {
         assigned: gpu.assigned.clone(),
         rail: gpu.rail,
         reason: gpu.reason.clone(),
+        drained: gpu.drained,
         nics: gpu.nics.iter().map(wire_path).collect(),
     }
 }

@@ -31,6 +31,9 @@ pub struct PlaceRequest {
     pub nics: usize,
     /// GPUs that are taken, by name, uuid or address.
     pub busy_gpus: Vec<String>,
+    /// GPUs that are drained, by name, uuid or address: as good as taken, with a reason of their own.
+    #[serde(default)]
+    pub drained_gpus: Vec<String>,
     /// NICs that are taken, by name or address.
     pub busy_nics: Vec<String>,
     /// Every two GPUs must be joined by NVLink.
@@ -49,6 +52,7 @@ impl Default for PlaceRequest {
             gpus: 1,
             nics: 1,
             busy_gpus: Vec::new(),
+            drained_gpus: Vec::new(),
             busy_nics: Vec::new(),
             nvlink: false,
             same_switch: false,
@@ -106,7 +110,10 @@ pub fn place(snapshot: &Snapshot, options: &PlanOptions, request: &PlaceRequest)
     let mut found: Vec<score::Scored> = scored.collect();
     found.sort_by(|a, b| a.cost.total_cmp(&b.cost).then(a.spoilt.cmp(&b.spoilt)).then(a.gpus.cmp(&b.gpus)));
     found.truncate(request.max_sets);
-    let reason = found.is_empty().then(|| "no set of free devices fulfils the constraints".to_owned());
+    let reason = found.is_empty().then(|| match request.drained_gpus.as_slice() {
+        [] => "no set of free devices fulfils the constraints".to_owned(),
+        drained => format!("no set of free devices fulfils the constraints; drained: {}", drained.join(", ")),
+    });
     Ok(Placement { sets: found.iter().map(|set| scorer.describe(set)).collect(), reason })
 }
 
@@ -128,7 +135,8 @@ fn unknown(what: &'static str, name: &str) -> TopologyError {
 }
 
 fn free_gpus(host: &Host, request: &PlaceRequest) -> Result<Vec<GpuId>, TopologyError> {
-    let busy = request.busy_gpus.iter().map(|name| host.find_gpu(name).ok_or_else(|| unknown("GPU", name)));
+    let busy = request.busy_gpus.iter().chain(&request.drained_gpus);
+    let busy = busy.map(|name| host.find_gpu(name).ok_or_else(|| unknown("GPU", name)));
     let busy = busy.collect::<Result<Vec<_>, _>>()?;
     let all = (0..host.gpus.len()).map(GpuId);
     Ok(all.filter(|gpu| !busy.contains(gpu)).take(MAX_GPUS).collect())
@@ -146,7 +154,12 @@ fn free_nics(host: &Host, options: &PlanOptions, request: &PlaceRequest) -> Resu
 
 fn shortage(host: &Host, request: &PlaceRequest, gpus: usize, nics: usize) -> Option<String> {
     if gpus < request.gpus {
-        return Some(format!("{} wanted, {gpus} of {} free", counted(request.gpus, "GPU"), host.gpus.len()));
+        let drained = match request.drained_gpus.as_slice() {
+            [] => String::new(),
+            drained => format!("; drained: {}", drained.join(", ")),
+        };
+        let wanted = counted(request.gpus, "GPU");
+        return Some(format!("{wanted} wanted, {gpus} of {} free{drained}", host.gpus.len()));
     }
     (nics < request.nics)
         .then(|| format!("{} wanted, {nics} of {} free and usable", counted(request.nics, "NIC"), host.hcas.len()))

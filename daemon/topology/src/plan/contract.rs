@@ -48,6 +48,9 @@ pub struct GpuPlan {
     pub rail: Option<u32>,
     /// Why these, or why none.
     pub reason: String,
+    /// Whether an administrator has had the daemon let go of it; only a daemon knows. Absent is no.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drained: bool,
     /// All NICs, nearest first.
     pub nics: Vec<PairPlan>,
 }
@@ -114,6 +117,12 @@ impl Plan {
     #[must_use]
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("a plan holds only strings, numbers and lists of them")
+    }
+
+    /// Names of the GPUs that are drained.
+    #[must_use]
+    pub fn drained(&self) -> Vec<String> {
+        self.gpus.iter().filter(|gpu| gpu.drained).map(|gpu| gpu.name.clone()).collect()
     }
 
     /// The entry of a GPU, by name, uuid or address.

@@ -158,6 +158,7 @@ impl<'a> Pairing<'a> {
             assigned: assigned.iter().map(|nic| self.name(*nic)).collect(),
             rail: assigned.first().and_then(|nic| self.rails.get(nic)).copied(),
             reason: self.reason(id),
+            drained: false,
             nics: self.by_nearness(id).into_iter().filter_map(|nic| self.pair_plan(id, nic)).collect(),
         })
     }

@@ -44,6 +44,9 @@ pub struct Topo {
     pub levels: Levels,
     /// Each GPU's link against its NICs, by the plan that was given.
     pub bandwidth: Vec<BandwidthMatch>,
+    /// GPUs that an administrator has had the daemon let go of; absent where there is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drained: Vec<String>,
     /// What could not be read.
     pub warnings: Vec<String>,
 }
@@ -112,6 +115,7 @@ pub fn topo(snapshot: &Snapshot, plan: &Plan) -> Topo {
         nvlink_kind: host.nvlink_kind(),
         levels: levels(snapshot),
         bandwidth: bandwidth::matches(host, plan),
+        drained: plan.drained(),
         warnings: host.warnings.clone(),
     }
 }

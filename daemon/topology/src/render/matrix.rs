@@ -134,6 +134,10 @@ fn legends(out: &mut String, host: &Host, plan: Option<&Plan>) -> std::fmt::Resu
         let nics = if nics.is_empty() { format!("none: {}", gpu.reason) } else { nics.join(", ") };
         writeln!(out, "  {}: {nics}", gpu.name)?;
     }
+    let drained = plan.drained();
+    if !drained.is_empty() {
+        writeln!(out, "\nDrained, and lent to nobody: {}", drained.join(", "))?;
+    }
     let matches = bandwidth::matches(host, plan);
     if matches.iter().any(|found| !found.findings.is_empty()) {
         writeln!(out, "\nBandwidth:\n")?;

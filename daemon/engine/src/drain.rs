@@ -1,0 +1,44 @@
+//! Draining GPUs, for an administrator: the calls. What becomes of them is decided in `runtime/drain.rs`.
+
+use gdrd_hal::GpuUuid;
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::session::Viewer;
+
+/// A GPU that an administrator has drained.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DrainedGpu {
+    /// Identity.
+    pub uuid: GpuUuid,
+    /// Name in the plan.
+    pub name: String,
+    /// PCI address as the plan has it; empty where it is not known.
+    pub bdf: String,
+}
+
+impl Engine {
+    /// Drains a GPU (by name, UUID or BDF; empty for all) for an administrator: leases on it are revoked, pools given up
+    /// and the driver let go of, until it is resumed. A revoked lease keeps its memory until its holders release it.
+    /// Returns the GPUs. Blocks on the driver.
+    ///
+    /// # Errors
+    /// `NotAdmin`, `UnknownGpu`, `Absent`, `SessionEnded`, `ShuttingDown`.
+    pub fn drain_gpus(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
+        self.runtime().drain_gpus(viewer, gpu)
+    }
+
+    /// GPUs of this host that are drained: also by an earlier daemon, where [`crate::EngineConfig::drains`] names a file.
+    #[must_use]
+    pub fn drained_gpus(&self) -> Vec<DrainedGpu> {
+        self.runtime().drained_gpus()
+    }
+
+    /// Serves drained GPUs again, unless they are lost.
+    ///
+    /// # Errors
+    /// As [`Engine::drain_gpus`].
+    pub fn resume_gpus(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
+        self.runtime().resume_gpus(viewer, gpu)
+    }
+}
