@@ -6,7 +6,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::{HcaError, PostError, ReceiveRequest, WorkCompletion, WorkRequest};
+use crate::{HcaCapabilities, HcaError, PostError, ReceiveRequest, WorkCompletion, WorkRequest};
 
 /// Access rights of a memory region (`enum ibv_access_flags`, ibv_reg_mr(3)). Local read is always allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -75,51 +75,6 @@ pub enum QueuePairState {
     Err,
 }
 
-/// What atomics are atomic against (`enum ibv_atomic_cap`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum AtomicScope {
-    /// No atomics.
-    None,
-    /// Against other operations through the same HCA only.
-    Hca,
-    /// Against all, the CPU and other HCAs included.
-    Global,
-}
-
-/// Why there are no queue pairs where the transport is iWARP.
-pub const IWARP_HAS_RDMA_CM_ONLY: &str = "iWARP connects through rdma_cm only, which gdrd does not speak";
-/// Why there are none where it is neither iWARP nor of InfiniBand's kind.
-pub const TRANSPORT_HAS_NO_RC: &str =
-    "its transport has no RC queue pairs (EFA has SRD instead, which gdrd does not speak)";
-
-/// What an HCA's provider can do; constant while the device lives.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HcaCapabilities {
-    /// Queue pair types that can be created here.
-    pub queue_pair_types: Vec<QueuePairType>,
-    /// Why there are none of any type, where there are none.
-    pub no_queue_pairs: Option<&'static str>,
-    /// Scope of fetch-add and compare-swap.
-    pub atomics: AtomicScope,
-    /// Whether the iova asked for is honoured (mlx5, rxe) or the provider sets its own (siw).
-    pub iova_honoured: bool,
-    /// Whether dma-buf fds can be registered.
-    pub dma_buf: bool,
-    /// Whether another process can import a context of this device (ibv_import_device(3)).
-    pub direct: bool,
-    /// Longest inline payload of a send, bytes.
-    pub max_inline_bytes: u32,
-    /// Most entries of a work queue.
-    pub max_work_requests: u32,
-    /// Most entries of a completion queue.
-    pub max_completions: u32,
-    /// Most memory regions on the HCA.
-    pub max_memory_regions: u32,
-    /// Longest message, bytes (2^31 on most).
-    pub max_message_bytes: u64,
-}
-
 /// 128-bit port address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Gid(pub [u8; 16]);
@@ -134,20 +89,6 @@ pub enum GidType {
     RoceV1,
     /// RoCE v2.
     RoceV2,
-}
-
-impl HcaCapabilities {
-    /// Whether queue pairs of this type can be created.
-    ///
-    /// # Errors
-    /// What cannot be done, and why where that is known.
-    pub fn check_queue_pair_type(&self, qp_type: QueuePairType) -> Result<(), String> {
-        match self.no_queue_pairs {
-            _ if self.queue_pair_types.contains(&qp_type) => Ok(()),
-            Some(reason) => Err(format!("create {qp_type:?} queue pairs: {reason}")),
-            None => Err(format!("create {qp_type:?} queue pairs")),
-        }
-    }
 }
 
 /// One filled row of a port's GID table; empty rows are left out, so indices have gaps.

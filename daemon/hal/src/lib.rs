@@ -8,6 +8,7 @@
 //! UUIDs, because CUDA lives in another process.
 #![forbid(unsafe_code)]
 
+mod capabilities;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
@@ -17,15 +18,15 @@ mod gpu_memory;
 mod hca;
 mod work;
 
+pub use capabilities::{AtomicScope, HcaCapabilities, IWARP_HAS_RDMA_CM_ONLY, TRANSPORT_HAS_NO_RC};
 pub use error::{GpuMemoryError, HcaError, PostError};
 pub use gpu_bytes::{GpuAtomic, GpuBytes, GpuCopies};
 pub use gpu_facts::{Bar1Fact, DeviceNumber, GpuFact, GpuFacts, GpuHealth, GpuMemoryFact};
 pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid, KeptMemory};
 pub use hca::{
-    ACK_TIMEOUT_EXPONENT, Access, AtomicScope, CompletionQueue, CqId, DirectContext, Endpoint, GRH_BYTES, Gid,
-    GidEntry, GidType, Hca, HcaCapabilities, HcaEvent, IWARP_HAS_RDMA_CM_ONLY, LinkLayer, MemoryRegion, MemorySource,
-    PortAttributes, PortState, ProtectionDomain, QueuePair, QueuePairConfig, QueuePairParts, QueuePairState,
-    QueuePairType, RETRY_COUNT, RNR_RETRY, TRANSPORT_HAS_NO_RC, WorkQueue,
+    ACK_TIMEOUT_EXPONENT, Access, CompletionQueue, CqId, DirectContext, Endpoint, GRH_BYTES, Gid, GidEntry, GidType,
+    Hca, HcaEvent, LinkLayer, MemoryRegion, MemorySource, PortAttributes, PortState, ProtectionDomain, QueuePair,
+    QueuePairConfig, QueuePairParts, QueuePairState, QueuePairType, RETRY_COUNT, RNR_RETRY, WorkQueue,
 };
 pub use work::{
     LocalSpan, MAX_INLINE_BYTES, Opcode, ReceiveRequest, RemoteSpan, WorkCompletion, WorkRequest, WorkStatus,

@@ -7,16 +7,19 @@ mod common;
 
 use std::io::Write as _;
 use std::process::{Command as Process, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::perftest::ipv4_gid_index;
 use common::{Side, daemon, join, number};
 use gdrd_harness::script::{Command, Local, Remote, Work};
-use gdrd_harness::{PATIENCE, User};
+use gdrd_harness::{DaemonOptions, PATIENCE, User};
 use gdrd_shm::{Segment, pingpong};
 use gdrd_vm::{HCA, run};
 
 const BUFFER_BYTES: u64 = 2 << 20;
+/// Of the simulated host that a daemon serves without hardware: what the broker itself takes in this machine.
+const SIMULATED_HCA: &str = "mlx5_0";
 /// Each side of a comparison is measured so often, in turn with the other; the middle counts.
 const TURNS: usize = 3;
 
@@ -41,6 +44,21 @@ fn direct(writes: Writes) -> Timed {
     let told = run("direct", &[HCA, &row, &len, &rounds, &window]);
     let mut numbers = told.split_whitespace().map(|number| number.parse().expect("direct prints numbers"));
     numbers.next().zip(numbers.next()).expect("direct prints two numbers")
+}
+
+/// The same while another process polls on the other CPU, as the broker's thread does: the kernel's threads then share a CPU.
+fn direct_beside_another(writes: Writes) -> Timed {
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        });
+        let timed = direct(writes);
+        ended.store(true, Ordering::Relaxed);
+        timed
+    })
 }
 
 fn brokered(near: &mut Side, far: &Side, writes: Writes) -> Timed {
@@ -76,26 +94,35 @@ fn the_broker_is_measured_beside_verbs_of_ones_own() {
     let [mut near, mut far] = [(); 2].map(|()| Side::new(&daemon, User::Own, BUFFER_BYTES));
     join(&mut near, &mut far);
     brokered(&mut near, &far, SMALL);
+    let simulated = DaemonOptions::default().config("[[policy.lease]]\nwho = \"anyone\"\n").start();
+    let [mut sim_near, mut sim_far] =
+        [(); 2].map(|()| Side::on(SIMULATED_HCA, &simulated.runtime_dir_text(), User::Own, BUFFER_BYTES));
+    join(&mut sim_near, &mut sim_far);
     let (mut words, mut own, mut lent) = (Vec::new(), [Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    let (mut alone, mut crowded) = (Vec::new(), Vec::new());
     for _ in 0..TURNS {
         words.push(ping_pong());
+        alone.push(brokered(&mut sim_near, &sim_far, SMALL).1);
         own[0].push(direct(SMALL).1);
+        crowded.push(direct_beside_another(SMALL).1);
         lent[0].push(brokered(&mut near, &far, SMALL).1);
         own[1].push(direct(LARGE).0);
         lent[1].push(brokered(&mut near, &far, LARGE).0);
     }
     let ([own_ns, own_total], [lent_ns, lent_total]) = (own.map(median), lent.map(median));
-    let word_ns = median(words);
+    let [word_ns, alone_ns, crowded_ns] = [words, alone, crowded].map(median);
     let more_ns = i128::from(lent_ns) - i128::from(own_ns);
     let mut out = std::io::stdout();
     let share = own_total * 100 / lent_total.max(1);
     writeln!(
         out,
         "\n== figure: an 8-byte write takes {lent_ns} ns brokered, {own_ns} ns by verbs: {more_ns} ns more, where a word \
-         each way takes {word_ns} ns (at most 3 of these are aimed at)\n== figure: writes of 64 KiB reach {share} % of \
+         each way takes {word_ns} ns (at most 3 of these are aimed at)\n== figure: between simulated NICs, which the \
+         broker moves the bytes for, the same write takes {alone_ns} ns; by verbs while another polls on the second CPU, \
+         {crowded_ns} ns\n== figure: writes of 64 KiB reach {share} % of \
          the bandwidth of verbs (95 % are aimed at)"
     )
     .expect("the output is open");
-    drop((near, far));
-    assert!(daemon.stop().success());
+    drop((near, far, sim_near, sim_far));
+    assert!(daemon.stop().success() && simulated.stop().success());
 }

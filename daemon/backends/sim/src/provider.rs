@@ -50,6 +50,7 @@ impl Provider {
             iova_honoured: true,
             dma_buf: true,
             direct: false,
+            software: false,
             max_inline_bytes: u32::try_from(MAX_INLINE_BYTES).unwrap_or(u32::MAX),
             max_work_requests: 16_384,
             max_completions: 4_194_303,
@@ -58,9 +59,13 @@ impl Provider {
         };
         match self {
             Self::Mlx5 => HcaCapabilities { direct: true, ..all },
-            Self::Rxe => {
-                HcaCapabilities { dma_buf: false, max_completions: 32_767, max_memory_regions: 1 << 19, ..all }
-            }
+            Self::Rxe => HcaCapabilities {
+                dma_buf: false,
+                software: true,
+                max_completions: 32_767,
+                max_memory_regions: 1 << 19,
+                ..all
+            },
             Self::Other => HcaCapabilities {
                 atomics: AtomicScope::None,
                 dma_buf: false,
@@ -74,6 +79,7 @@ impl Provider {
                 atomics: AtomicScope::None,
                 iova_honoured: false,
                 dma_buf: false,
+                software: true,
                 max_completions: 32_767,
                 max_memory_regions: 1 << 19,
                 ..all

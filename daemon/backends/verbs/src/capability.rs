@@ -13,6 +13,11 @@ const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 /// PCI vendor of Amazon, whose EFA honours the iova asked for (providers/efa/verbs.c, efa_reg_mr).
 const VENDOR_AMAZON: u32 = 0x1d0f;
 
+/// What soft RoCE and soft iWARP call their vendor (`RXE_VENDOR_ID`, drivers/infiniband/sw/rxe/rxe_param.h; `SIW_VENDOR_ID`,
+/// drivers/infiniband/sw/siw/siw.h).
+const VENDOR_RXE: u32 = 0xff_ffff;
+const VENDOR_SIW: u32 = 0x62_6d74;
+
 /// Constant facts of a device.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
@@ -38,6 +43,7 @@ impl Facts {
             iova_honoured: is_infiniband || attr.vendor_id == VENDOR_AMAZON,
             dma_buf: true,
             direct: false,
+            software: matches!(attr.vendor_id, VENDOR_RXE | VENDOR_SIW),
             max_inline_bytes: u32::try_from(MAX_INLINE_BYTES).unwrap_or(u32::MAX),
             max_work_requests: positive(attr.max_qp_wr),
             // One less than the largest number, so that callers can name one that is too large.
@@ -98,7 +104,15 @@ mod tests {
         assert_eq!(facts.capabilities.atomics, AtomicScope::Hca);
         assert_eq!((facts.reads.as_target, facts.reads.as_initiator), (16, 4));
         assert_eq!(facts.capabilities.max_work_requests, 1024);
-        assert!(facts.capabilities.iova_honoured);
+        assert!(facts.capabilities.iova_honoured && !facts.capabilities.software);
+    }
+
+    #[test]
+    fn soft_roce_and_soft_iwarp_need_cpus_of_this_host() {
+        for vendor_id in [VENDOR_RXE, VENDOR_SIW] {
+            let attr = ibv_device_attr { vendor_id, ..attr() };
+            assert!(Facts::new(&attr, ibv_transport_type::IBV_TRANSPORT_IB, &[]).capabilities.software);
+        }
     }
 
     #[test]

@@ -67,6 +67,8 @@ pub(crate) struct CqSetup {
     pub(crate) share: Arc<CqShare>,
     pub(crate) hca: HcaIndex,
     pub(crate) cold: Cold,
+    /// See [`gdrd_hal::HcaCapabilities`].
+    pub(crate) software: bool,
 }
 
 /// A completion queue on its broker thread.
@@ -77,18 +79,24 @@ pub(crate) struct Cq {
     pub(crate) cold: Cold,
     /// Destroyed once nothing uses it: it failed or its HCA went away.
     pub(crate) leaving: bool,
+    software: bool,
 }
 
 impl Cq {
     pub(crate) fn new(setup: CqSetup) -> Self {
-        let CqSetup { queue, share, hca, cold } = setup;
-        Self { queue, share, hca, cold, leaving: false }
+        let CqSetup { queue, share, hca, cold, software } = setup;
+        Self { queue, share, hca, cold, leaving: false, software }
     }
 
     /// Whether anything can complete on it.
     #[inline]
     pub(crate) fn is_in_use(&self) -> bool {
         self.share.reserved() != 0 && !self.share.has_failed()
+    }
+
+    /// Whether threads of the kernel must run before anything completes on it.
+    pub(crate) fn needs_the_cpu(&self) -> bool {
+        self.software && self.is_in_use()
     }
 
     pub(crate) fn may_go(&self) -> bool {
@@ -189,6 +197,7 @@ impl HcaShare {
     fn make(&self, device: &dyn Hca, thread: usize, inbox: &Arc<Inbox>, capacity: u32) -> Result<CqSetup, BrokerError> {
         let refused = |source| BrokerError::CompletionQueue { hca: device.name().to_owned(), source };
         let queue = device.create_cq(capacity).map_err(refused)?;
+        let software = device.capabilities().software;
         let share = Arc::new(CqShare {
             id: queue.id(),
             thread,
@@ -197,7 +206,7 @@ impl HcaShare {
             reserved: AtomicU32::new(0),
             failed: AtomicBool::new(false),
         });
-        Ok(CqSetup { queue, share, hca: self.hca, cold: self.cold.clone() })
+        Ok(CqSetup { queue, share, hca: self.hca, cold: self.cold.clone(), software })
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Option<Arc<CqShare>>>> {

@@ -45,6 +45,7 @@ impl QueuePairCounters {
 #[derive(Debug, Default)]
 pub(crate) struct ThreadCounters {
     pub(crate) sleeps: Counter,
+    pub(crate) yields: Counter,
     pub(crate) unexpected: Counter,
     pub(crate) throttled: Counter,
 }
@@ -54,6 +55,7 @@ impl ThreadCounters {
         ThreadStats {
             queue_pairs,
             sleeps: self.sleeps.get(),
+            yields: self.yields.get(),
             unexpected: self.unexpected.get(),
             throttled: self.throttled.get(),
         }
@@ -84,6 +86,8 @@ pub struct ThreadStats {
     pub queue_pairs: usize,
     /// Times it slept.
     pub sleeps: u64,
+    /// Times it let the kernel's threads of a software HCA have its CPU.
+    pub yields: u64,
     /// Completions that fit no posted request: those of destroyed queue pairs, or a fault of the provider.
     pub unexpected: u64,
     /// Times a tenant began to wait for its rate.

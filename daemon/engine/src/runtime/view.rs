@@ -136,6 +136,8 @@ impl Runtime {
             let labels = || vec![("thread", index.to_string())];
             push("gdrd_broker_queue_pairs", labels(), thread.queue_pairs as u64, "Queue pairs of a broker thread.");
             push("gdrd_broker_sleeps_total", labels(), thread.sleeps, "Times a broker thread slept.");
+            let help = "Times a broker thread let the kernel's threads of a software HCA have its CPU.";
+            push("gdrd_broker_yields_total", labels(), thread.yields, help);
             push("gdrd_broker_unexpected_total", labels(), thread.unexpected, "Completions that fit no request.");
             push(
                 "gdrd_broker_throttled_total",

@@ -1,10 +1,11 @@
 //! Broker threads and clients that sleep between bursts: no wake-up is lost on either side.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gdrd_ring::{Operation, Source, Status};
+use gdrd_sim::Provider;
 
-use super::world::{DEPTH, Side, World, recv, request, silent, write};
+use super::world::{DEPTH, PATIENCE, Side, World, recv, request, silent, write};
 use crate::broker::Config;
 
 /// A broker that sleeps whenever a look finds nothing.
@@ -70,6 +71,24 @@ fn completions_that_come_while_all_sleep_wake_broker_and_client() {
     for wr_id in 0..50 {
         left.client.post(&request(wr_id, write(left.buffer.local(0, 8), right.buffer.remote(0))));
         left.client.expect(wr_id, Status::Success);
+    }
+}
+
+#[test]
+fn a_thread_that_spins_leaves_its_cpu_to_a_software_hca_and_not_to_others() {
+    let never_sleeps = || Config { spin: Duration::MAX, ..Config::default() };
+    for (provider, gives_way) in [(Provider::Rxe, true), (Provider::Mlx5, false)] {
+        let world = World::of(provider, never_sleeps());
+        let (mut left, mut right) = world.pair(1);
+        let yields = || world.broker.stats().threads[0].yields;
+        for round in 0..100 {
+            burst(&mut left, &mut right, round);
+        }
+        let began = Instant::now();
+        while gives_way && yields() == 0 {
+            assert!(began.elapsed() < PATIENCE, "it never gave way");
+        }
+        assert_eq!(yields() > 0, gives_way, "{provider:?}");
     }
 }
 

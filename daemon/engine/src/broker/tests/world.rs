@@ -35,13 +35,13 @@ pub(super) struct World {
     pub(super) events: Receiver<BrokerEvent>,
 }
 
-fn hca(index: u8) -> SimHca {
+fn hca(provider: Provider, index: u8) -> SimHca {
     let mut gid = [0; 16];
     gid[15] = index + 1;
     let entry = GidEntry { gid_index: 3, gid: Gid(gid), gid_type: GidType::RoceV2 };
     SimHca {
         name: format!("mlx5_{index}"),
-        capabilities: Provider::Mlx5.capabilities(),
+        capabilities: provider.capabilities(),
         ports: vec![SimPort {
             state: PortState::Active,
             link_layer: LinkLayer::Ethernet,
@@ -59,7 +59,11 @@ impl World {
     }
 
     pub(super) fn with(config: Config) -> Self {
-        let spec = SimSpec { gpus: Vec::new(), hcas: vec![hca(0), hca(1)] };
+        Self::of(Provider::Mlx5, config)
+    }
+
+    pub(super) fn of(provider: Provider, config: Config) -> Self {
+        let spec = SimSpec { gpus: Vec::new(), hcas: vec![hca(provider, 0), hca(provider, 1)] };
         let timing = Timing { retry_exceeded: Duration::from_millis(5), receiver_not_ready: None };
         let options = SimOptions { timing, ..SimOptions::default() };
         let host = SimHost::with_options(spec, options).expect("the host is sound");

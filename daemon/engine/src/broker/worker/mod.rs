@@ -1,5 +1,7 @@
 //! The loop of one broker thread.
 
+mod idle;
+
 use std::collections::VecDeque;
 use std::hint;
 use std::sync::Arc;
@@ -8,17 +10,17 @@ use std::time::{Duration, Instant};
 use gdrd_hal::{HcaError, WorkCompletion};
 use gdrd_ring::{Corrupt, Status};
 
-use super::cold::Job;
-use super::command::{Command, Inbox};
-use super::error::{BrokerError, BrokerEvent};
-use super::hca::{Cq, CqSetup, CqShare};
-use super::queue_pair::{QueuePair, Scratch};
-use super::registry::Registry;
-use super::schedule::{Schedule, Spent};
-use super::sleep::Sleeper;
-use super::slots::HcaIndex;
-use super::stats::ThreadCounters;
-use super::tag::{MAX_QUEUE_PAIRS, Tag};
+use crate::broker::cold::Job;
+use crate::broker::command::{Command, Inbox};
+use crate::broker::error::{BrokerError, BrokerEvent};
+use crate::broker::hca::{Cq, CqSetup};
+use crate::broker::queue_pair::{QueuePair, Scratch};
+use crate::broker::registry::Registry;
+use crate::broker::schedule::{Schedule, Spent};
+use crate::broker::sleep::Sleeper;
+use crate::broker::slots::HcaIndex;
+use crate::broker::stats::ThreadCounters;
+use crate::broker::tag::{MAX_QUEUE_PAIRS, Tag};
 use crate::ids::QueuePairId;
 
 /// Completions taken from one completion queue at a time.
@@ -28,8 +30,6 @@ const POLL_BATCH: usize = 64;
 const POLL_BATCHES: usize = 64;
 /// Idle turns between two looks at the clock, which costs as much as a turn.
 const TURNS_PER_LOOK: u32 = 16;
-/// How often a completion queue without event fd is polled while work is posted.
-const POLL_ONLY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Who is told of events.
 pub(crate) type EventSink = Arc<dyn Fn(BrokerEvent) + Send + Sync>;
@@ -108,8 +108,12 @@ impl Worker {
                 idle_since = Instant::now();
             }
             idle_turns = idle_turns.wrapping_add(1);
-            if !idle_turns.is_multiple_of(TURNS_PER_LOOK) || idle_since.elapsed() < self.setup.spin {
+            if !idle_turns.is_multiple_of(TURNS_PER_LOOK) {
                 hint::spin_loop();
+                continue;
+            }
+            if idle_since.elapsed() < self.setup.spin {
+                self.give_way();
                 continue;
             }
             self.fall_asleep();
@@ -389,73 +393,6 @@ impl Worker {
                 cq.cold.send(Job::DropCq(cq.queue));
             }
         }
-    }
-
-    /// Sleeps until there may be work, unless there is some already.
-    fn fall_asleep(&mut self) {
-        self.drop_unused_cqs();
-        let announced = self.announce_sleep();
-        let quiet = announced && self.arm() && !self.poll();
-        if quiet && self.notices.is_empty() {
-            self.setup.counters.sleeps.add(1);
-            let timeout = self.timeout();
-            self.sleeper.sleep(timeout);
-        }
-        for queue_pair in self.queue_pairs.iter_mut().flatten() {
-            queue_pair.finish_sleep();
-        }
-    }
-
-    /// Asks all clients for a wake-up; false if one has posted meanwhile.
-    fn announce_sleep(&mut self) -> bool {
-        // Rings of tenants that wait for their rate are not waited for: the refill ends the sleep.
-        for index in self.schedule.open_places() {
-            let Some(Some(queue_pair)) = self.queue_pairs.get_mut(index) else { continue };
-            match queue_pair.prepare_sleep() {
-                Ok(true) => {}
-                Ok(false) => return false,
-                Err(corrupt) => {
-                    self.notices.push(Notice::Corrupt(index, corrupt));
-                    return false;
-                }
-            }
-        }
-        true
-    }
-
-    /// Asks all completion queues for an event; false if one refused.
-    fn arm(&mut self) -> bool {
-        for (index, cq) in self.cqs.iter_mut().enumerate() {
-            if !cq.is_in_use() {
-                continue;
-            }
-            if let Err(reason) = cq.queue.arm() {
-                cq.share.set_failed();
-                self.notices.push(Notice::CqFailed(index, reason));
-                return false;
-            }
-        }
-        true
-    }
-
-    /// How long to sleep at most; for ever on an idle host.
-    fn timeout(&self) -> Option<Duration> {
-        let now = Instant::now();
-        let refill =
-            self.schedule.next_refill_ns().map(|at| Duration::from_nanos(at.saturating_sub((self.setup.clock)())));
-        let posted = self.queue_pairs.iter().flatten().filter(|queue_pair| queue_pair.has_posted());
-        posted
-            .filter_map(|queue_pair| {
-                let drain = queue_pair.drain_deadline().map(|deadline| deadline.saturating_duration_since(now));
-                let poll = self.is_poll_only(&queue_pair.reservation.share).then_some(POLL_ONLY_INTERVAL);
-                drain.into_iter().chain(poll).min()
-            })
-            .chain(refill)
-            .min()
-    }
-
-    fn is_poll_only(&self, share: &Arc<CqShare>) -> bool {
-        self.cqs.iter().any(|cq| Arc::ptr_eq(&cq.share, share) && cq.queue.event_fd().is_none())
     }
 
     fn shut_down(mut self) {
