@@ -66,13 +66,19 @@ fn text_of(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
         parts.push(cause.to_string());
-        if cause.downcast_ref::<ClientError>().is_some_and(ClientError::is_unreachable) {
+        if cause.downcast_ref::<ClientError>().is_some_and(is_of_connection) {
             parts.extend(error.chain().last().map(ToString::to_string));
             break;
         }
     }
     parts.dedup();
     parts.join(": ")
+}
+
+/// Whether there was no connection, or no more.
+fn is_of_connection(error: &ClientError) -> bool {
+    use ClientError::{ConnectionLost, NotPermitted, Unreachable};
+    matches!(error, Unreachable { .. } | NotPermitted { .. } | ConnectionLost { .. })
 }
 
 fn outcome_of(error: &anyhow::Error) -> Outcome {
@@ -82,7 +88,10 @@ fn outcome_of(error: &anyhow::Error) -> Outcome {
         }
         match cause.downcast_ref::<ClientError>() {
             Some(client) if client.is_unreachable() => return Outcome::Unreachable,
-            Some(ClientError::Refused { .. } | ClientError::SessionRefused { .. }) => return Outcome::Refused,
+            Some(
+                ClientError::Refused { .. } | ClientError::SessionRefused { .. } | ClientError::NotPermitted { .. },
+            ) => return Outcome::Refused,
+            Some(ClientError::InvalidArgument { .. }) => return Outcome::Usage,
             _ => {}
         }
     }

@@ -69,12 +69,17 @@ pub(crate) fn ask<T>(
     match asked {
         Ok(answer) => Ok(Some(answer)),
         // Who names a daemon wants that one.
-        Err(error) if error.is_unreachable() && global.runtime_dir.is_none() => {
+        Err(error) if is_none_for_us(&error) && global.runtime_dir.is_none() => {
             anstream::eprintln!("note: {error}; reading /sys of this host instead");
             Ok(None)
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether there is no daemon, or none that this user may ask.
+fn is_none_for_us(error: &ClientError) -> bool {
+    error.is_unreachable() || matches!(error, ClientError::NotPermitted { .. })
 }
 
 /// What this process reads without asking a daemon: the input that was named, or this host where the options ask for

@@ -53,7 +53,7 @@ impl CallContext {
 
     /// An answer that a restart of the daemon has made worthless.
     pub(crate) fn restarted(&self, what: &'static str) -> ClientError {
-        ClientError::Unreachable { path: self.socket.clone(), source: what.into() }
+        ClientError::ConnectionLost { path: self.socket.clone(), source: what.into() }
     }
 
     /// What the failure of `call` means.
@@ -65,9 +65,15 @@ impl CallContext {
                 Code::DeadlineExceeded | Code::Cancelled => {
                     return ClientError::Deadline { call, deadline: self.deadline };
                 }
+                // A GOAWAY with ENHANCE_YOUR_CALM: the daemon's word for one connection too many.
+                Code::ResourceExhausted if status.source().is_some() => {
+                    let reason = "CONNECTIONS_EXHAUSTED".to_owned();
+                    let message = "this user, or the daemon, has as many gRPC connections as it may".to_owned();
+                    return ClientError::Refused { call, code: Code::ResourceExhausted, reason, message };
+                }
                 // Only a connection that failed has a source: the daemon's own answers come from the wire.
                 _ if status.source().is_some() => {
-                    return ClientError::Unreachable { path: self.socket.clone(), source: Box::new(status) };
+                    return ClientError::of_connection(&self.socket, Box::new(status));
                 }
                 _ => {}
             }
@@ -113,9 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_connection_is_unreachable_and_a_plain_unavailable_a_refusal() {
+    fn a_broken_connection_is_lost_and_a_plain_unavailable_a_refusal() {
         let broken = Status::from_error(Box::new(std::io::Error::from(std::io::ErrorKind::ConnectionReset)));
-        assert!(context().error("Host.Status", broken).is_unreachable());
+        assert!(context().error("Host.Status", broken).is_lost_connection());
         let refused = context().error("Host.Status", Status::unavailable("draining"));
         assert!(matches!(refused, ClientError::Refused { code: Code::Unavailable, .. }), "{refused}");
     }

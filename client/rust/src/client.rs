@@ -63,10 +63,13 @@ impl ClientOptions {
     /// Connects and checks that the daemon speaks this client's API version.
     ///
     /// # Errors
-    /// [`ClientError::NoDaemon`], [`ClientError::Unreachable`], [`ClientError::Version`].
+    /// [`ClientError::NoDaemon`], [`ClientError::Unreachable`], [`ClientError::NotPermitted`], [`ClientError::ConnectionLost`],
+    /// [`ClientError::Version`]; [`ClientError::Refused`] where there are too many connections;
+    /// [`ClientError::InvalidArgument`] for a folder whose name is too long.
     pub async fn connect(self) -> Result<Client, ClientError> {
         let dir = self.runtime_dir.map_or_else(RuntimeDir::locate, Ok)?;
         let socket = dir.grpc_socket();
+        dir.check_length()?;
         let target = socket.clone();
         let connector = service_fn(move |_| {
             let path = target.clone();
@@ -133,7 +136,7 @@ impl Client {
     /// What the daemon is, which backends it has, and why others are absent.
     ///
     /// # Errors
-    /// [`ClientError::Unreachable`], [`ClientError::Deadline`], [`ClientError::Refused`].
+    /// [`ClientError::Unreachable`], [`ClientError::ConnectionLost`], [`ClientError::Deadline`], [`ClientError::Refused`].
     pub async fn status(&self) -> Result<v1::StatusResponse, ClientError> {
         self.ask("Host.Status", v1::StatusRequest {}, async |channel, request| {
             HostClient::new(channel).status(request).await
@@ -265,8 +268,7 @@ impl Client {
         const CALL: &str = "Health.Check";
         let refused = |status| self.context.error(CALL, status);
         let mut grpc = tonic::client::Grpc::new(self.channel.clone());
-        let not_ready =
-            |source| ClientError::Unreachable { path: self.context.socket.clone(), source: Box::new(source) };
+        let not_ready = |source| ClientError::of_connection(&self.context.socket, Box::new(source));
         grpc.ready().await.map_err(not_ready)?;
         // grpc/health/v1/health.proto: an empty request asks for the whole server; the reply's one field is skipped.
         let codec = tonic_prost::ProstCodec::<(), ()>::default();
@@ -287,7 +289,7 @@ impl Client {
             answer.map(Response::into_inner).map_err(|status| self.context.error(call, status))
         };
         match attempt().await {
-            Err(error) if error.is_unreachable() => attempt().await,
+            Err(error) if error.is_lost_connection() => attempt().await,
             answer => answer,
         }
     }

@@ -1,6 +1,8 @@
 //! Errors of the client. The daemon's own refusals keep their stable reason string.
 
-use std::path::PathBuf;
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Why a call did not succeed. A refusal by the daemon, an absent daemon, an ended session and a daemon that breaks
@@ -17,14 +19,32 @@ pub enum ClientError {
         /// Folders looked in, in order.
         looked_in: Vec<PathBuf>,
     },
-    /// The socket is there but nobody answers, or the connection broke.
+    /// Nobody listens on the socket.
     #[error("gdrd does not answer on {}; is the daemon running?", path.display())]
     Unreachable {
         /// Socket tried.
         path: PathBuf,
         /// What the connection said.
         #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The mode of the socket or of a folder above it keeps this user out.
+    #[error("this user may not connect to {}; see the modes of socket and folder (SOCKET_NOT_PERMITTED)", path.display())]
+    NotPermitted {
+        /// Socket tried.
+        path: PathBuf,
+        /// What the connection said.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// Somebody listens, and the connection broke before there was an answer: the daemon ended or was started again.
+    #[error("the connection to gdrd on {} broke before it answered", path.display())]
+    ConnectionLost {
+        /// The socket.
+        path: PathBuf,
+        /// What the connection said.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
     },
     /// Client and daemon speak different versions.
     #[error("the daemon speaks {what} version {daemon}, this client speaks {client}; upgrade {}", older(*daemon, *client))]
@@ -145,6 +165,7 @@ impl ClientError {
             {
                 Some(reason)
             }
+            Self::NotPermitted { .. } => Some("SOCKET_NOT_PERMITTED"),
             _ => None,
         }
     }
@@ -153,6 +174,25 @@ impl ClientError {
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::NoDaemon { .. } | Self::Unreachable { .. })
+    }
+
+    /// Whether no answer came because there was no connection, or no more: with another one the same call may have one.
+    pub(crate) fn is_lost_connection(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::ConnectionLost { .. })
+    }
+
+    /// What it means that a connection to this socket could not be made or broke.
+    pub(crate) fn of_connection(path: &Path, source: Box<dyn Error + Send + Sync>) -> Self {
+        let path = path.to_owned();
+        let mut cause: Option<&(dyn Error + 'static)> = Some(&*source);
+        while let Some(other) = cause.filter(|cause| !cause.is::<io::Error>()) {
+            cause = other.source();
+        }
+        match cause.and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind) {
+            Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Self::Unreachable { path, source },
+            Some(io::ErrorKind::PermissionDenied) => Self::NotPermitted { path, source },
+            _ => Self::ConnectionLost { path, source },
+        }
     }
 
     /// Whether a socket had no other end any more.
@@ -194,6 +234,22 @@ mod tests {
     fn an_absent_daemon_names_every_folder_looked_in() {
         let text = ClientError::NoDaemon { looked_in: vec!["/a".into(), "/b".into()] }.to_string();
         assert!(text.contains("/a and /b holds no gdrd.sock"), "{text}");
+    }
+
+    #[test]
+    fn a_connection_fails_in_one_of_three_ways() {
+        let of = |kind: io::ErrorKind| {
+            let inner = io::Error::from(kind);
+            ClientError::of_connection(Path::new("/x"), Box::new(io::Error::other(inner)))
+        };
+        for kind in [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused] {
+            assert!(ClientError::of_connection(Path::new("/x"), Box::new(io::Error::from(kind))).is_unreachable());
+        }
+        let denied =
+            ClientError::of_connection(Path::new("/x"), Box::new(io::Error::from(io::ErrorKind::PermissionDenied)));
+        assert_eq!(denied.reason(), Some("SOCKET_NOT_PERMITTED"));
+        let lost = of(io::ErrorKind::ConnectionReset);
+        assert!(lost.is_lost_connection() && !lost.is_unreachable(), "{lost}");
     }
 
     #[test]

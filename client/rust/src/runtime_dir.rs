@@ -9,6 +9,8 @@ use crate::error::ClientError;
 pub const GRPC_SOCKET: &str = "gdrd.sock";
 /// Name of the session socket in the runtime folder.
 pub const SESSION_SOCKET: &str = "session.sock";
+/// Longest path of a socket, bytes: sun_path of unix(7), a zero at its end.
+const MAX_SOCKET_PATH_BYTES: usize = 107;
 /// Where a daemon of the host has its sockets.
 const SYSTEM_DIR: &str = "/run/gdrd";
 
@@ -48,6 +50,19 @@ impl RuntimeDir {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// Whether its sockets can be named.
+    pub(crate) fn check_length(&self) -> Result<(), ClientError> {
+        let len = self.session_socket().as_os_str().len();
+        if len > MAX_SOCKET_PATH_BYTES {
+            let path = self.0.display();
+            let what = format!(
+                "runtime folder {path}: the paths of its sockets have {len} bytes, and unix(7) allows {MAX_SOCKET_PATH_BYTES}; use a shorter one"
+            );
+            return Err(ClientError::InvalidArgument { what });
+        }
+        Ok(())
     }
 
     /// The gRPC socket in it.

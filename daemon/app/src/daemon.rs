@@ -49,6 +49,15 @@ pub(crate) enum Ended {
     Left,
 }
 
+/// Whether everything is left as it is for the next daemon. A daemon that failed leaves it too, where descriptors are kept: to
+/// its clients that is no other than a crash.
+pub(crate) fn leaves_all(served: &anyhow::Result<Ended>, keeps: bool) -> bool {
+    match served {
+        Ok(ended) => *ended == Ended::Left,
+        Err(_) => keeps,
+    }
+}
+
 /// Serves until a signal or a failure ends it. SIGINT drains. So does SIGTERM, unless descriptors are kept: whoever keeps
 /// them decides whether another daemon takes them up, as in `systemctl restart`, or closes them.
 ///
@@ -112,5 +121,19 @@ async fn asked_to_end(terminate: &mut Signal, interrupt: &mut Signal) -> &'stati
     tokio::select! {
         _ = terminate.recv() => TERMINATE,
         _ = interrupt.recv() => "SIGINT",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_failed_leaves_all_to_the_next_where_anything_is_kept() {
+        let failed = || Err(anyhow::anyhow!("the server ended by itself"));
+        assert!(leaves_all(&failed(), true));
+        assert!(!leaves_all(&failed(), false), "nobody would give it back");
+        assert!(leaves_all(&Ok(Ended::Left), true));
+        assert!(!leaves_all(&Ok(Ended::Drained), true), "it was asked to give back");
     }
 }

@@ -2,10 +2,10 @@
 
 use std::error::Error;
 use std::fmt;
-use std::process::ExitCode;
 
 /// Wrong arguments or configuration; clap's own code for usage errors.
-const EXIT_USAGE: u8 = 2;
+const EXIT_USAGE: i32 = 2;
+const EXIT_FAILURE: i32 = 1;
 
 /// What arguments or configuration ask for cannot be had, however often it is tried: a person must change them.
 #[derive(Debug)]
@@ -42,10 +42,15 @@ pub(crate) fn text_of(error: &anyhow::Error) -> String {
     text
 }
 
-/// The code of the process that ends with it.
-pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
+/// Prints it, and gives the code of the process that ends with it.
+pub(crate) fn report(error: &anyhow::Error) -> i32 {
+    eprintln!("gdrd: {}", text_of(error));
+    exit_code(error)
+}
+
+fn exit_code(error: &anyhow::Error) -> i32 {
     let is_usage = error.chain().any(|cause| cause.is::<Misconfigured>());
-    if is_usage { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
+    if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
 }
 
 #[cfg(test)]
@@ -72,7 +77,7 @@ mod tests {
     fn only_what_was_asked_for_is_a_usage_error() {
         let wrong = anyhow!(Misconfigured::because(anyhow!("no such profile").context("--sim x")));
         assert_eq!(text_of(&wrong), "--sim x: no such profile");
-        assert_eq!(exit_code(&wrong.context("start")), ExitCode::from(EXIT_USAGE));
-        assert_eq!(exit_code(&anyhow!("no descriptors")), ExitCode::FAILURE);
+        assert_eq!(exit_code(&wrong.context("start")), EXIT_USAGE);
+        assert_eq!(exit_code(&anyhow!("no descriptors")), EXIT_FAILURE);
     }
 }

@@ -95,8 +95,7 @@ fn run_keeper(arguments: &Arguments, daemon: &[OsString]) -> ExitCode {
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {
-    eprintln!("gdrd: {}", failure::text_of(error));
-    failure::exit_code(error)
+    u8::try_from(failure::report(error)).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// The configuration with the arguments over it, valid as a whole. Has no effect.
@@ -127,13 +126,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let runtime_dir = RuntimeDir::claim(folder).map_err(of_runtime_dir)?;
     let descriptors = raise_descriptor_limit();
 
-    let [told, unproven] = ["FDSTORE", "GDRD_FDSTORE"].map(|name| std::env::var(name).ok());
-    let promise = Promise::of(told.as_deref(), unproven.as_deref());
-    let store = Store::find(std::env::var_os("NOTIFY_SOCKET").as_deref(), promise);
-    let store = store.context("connect to the descriptor store")?;
-    if store.is_none() && promise.is_some() {
-        warn!("nobody keeps descriptors of this process: sessions and leases end with it");
-    }
+    let store = find_store()?;
     let most_kept = store.as_ref().map(|store| store.most);
     let journal = runtime_dir.path().join(JOURNAL_NAME);
     let continuity = store.map(|store| Continuity { keeper: Arc::new(store), journal, kept });
@@ -146,6 +139,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     // Before anything of an earlier daemon is taken up: what cannot start leaves that to the next try.
     let listening = activated.complete(runtime_dir.path())?;
     let runtime = daemon::runtime()?;
+    let options = config.topology.read_options()?;
     let is_simulated = !chosen.sim_profile.is_empty() || chosen.machine.has_sim_hcas();
     let mut settings = engine_settings(config, chosen.gpu_proof, nodes, is_simulated);
     settings.drains = Some(runtime_dir.path().join(DRAINS_NAME));
@@ -166,7 +160,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let rescan = Rescan {
         origin: chosen.origin,
         machine: chosen.machine,
-        options: config.topology.read_options()?,
+        options,
         interval: Duration::from_secs(config.topology.rescan_interval_s),
         topology: chosen.topology.clone(),
         engine: engine.clone(),
@@ -182,17 +176,28 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         let server = Server::new(listening.sockets, server, stop.clone())?;
         daemon::serve(server, stop, rescan, &status).await
     });
-    if matches!(served, Ok(daemon::Ended::Left)) {
-        probes.save(&topology);
+    probes.save(&topology);
+    if daemon::leaves_all(&served, engine.keeps()) {
         // As if killed, which is what the next daemon knows how to go on from: nothing is told, closed or given back.
-        std::process::exit(0);
+        std::process::exit(served.map_or_else(|error| failure::report(&error), |_left| 0));
     }
     drop(listening.made);
     daemon::end(runtime);
-    probes.save(&topology);
     engine.shutdown();
     info!("ended");
     served.map(|_ended| ())
+}
+
+/// Whoever keeps descriptors of this process, if anyone does.
+fn find_store() -> anyhow::Result<Option<Store>> {
+    let [told, unproven] = ["FDSTORE", "GDRD_FDSTORE"].map(|name| std::env::var(name).ok());
+    let promise = Promise::of(told.as_deref(), unproven.as_deref());
+    let store = Store::find(std::env::var_os("NOTIFY_SOCKET").as_deref(), promise);
+    let store = store.context("connect to the descriptor store")?;
+    if store.is_none() && promise.is_some() {
+        warn!("nobody keeps descriptors of this process: sessions and leases end with it");
+    }
+    Ok(store)
 }
 
 fn of_runtime_dir(error: RuntimeDirError) -> anyhow::Error {

@@ -15,8 +15,10 @@ pub struct ServerLimits {
     pub max_session_connections: u32,
     /// Connections to the session socket of one uid. Default 512.
     pub max_session_connections_per_uid: u32,
-    /// How long a connection may take to say hello. Default 5 s.
+    /// How long a connection may take to say hello, or to begin its first gRPC call. Default 5 s.
     pub hello_timeout: Duration,
+    /// How long a gRPC connection may be without a call before it is closed. Default 10 min.
+    pub grpc_idle: Duration,
     /// How long looking at the fds of one proof may take: an fd of a file system in user space can block. Default 5 s.
     pub proof_timeout: Duration,
     /// Deliveries queued for a session behind the one it has not acknowledged; one more ends it. Default 256.
@@ -34,6 +36,7 @@ impl Default for ServerLimits {
             max_session_connections: 1280,
             max_session_connections_per_uid: 512,
             hello_timeout: Duration::from_secs(5),
+            grpc_idle: Duration::from_secs(600),
             proof_timeout: Duration::from_secs(5),
             max_queued_deliveries: 256,
             drain_timeout: Duration::from_secs(5),
@@ -67,6 +70,15 @@ pub(crate) const MAX_PROOFS_WAITING_OF_USER: usize = 128;
 
 /// Placements scored at one time; others wait their turn.
 pub(crate) const MAX_PLACEMENTS_AT_ONCE: usize = 2;
+
+/// How long an idle gRPC connection has to go once it was asked to.
+pub(crate) const PARTING_TIME: Duration = Duration::from_secs(1);
+
+/// Refused gRPC connections that are told why at one time; others are closed without a word.
+pub(crate) const MAX_REFUSALS_AT_ONCE: usize = 16;
+
+/// How long a refused gRPC connection may take to hear why.
+pub(crate) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long accepting pauses when the daemon has no fd left for a connection; others' fds may go meanwhile.
 pub(crate) const PAUSE_WITHOUT_FDS: Duration = Duration::from_millis(100);

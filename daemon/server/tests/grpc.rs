@@ -4,6 +4,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use gdrd_proto::v1::buffers_client::BuffersClient;
 use gdrd_proto::v1::host_client::HostClient;
@@ -167,18 +168,73 @@ async fn health_and_reflection_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_beyond_the_bound_are_closed_and_others_go_on() {
-    let limits = ServerLimits { max_grpc_connections_per_uid: 2, ..ServerLimits::default() };
-    let server = TestServer::with_limits(limits);
+async fn connections_beyond_the_bound_are_refused_by_name_and_others_go_on() {
+    // Nobody's time is up meanwhile.
+    let hello_timeout = Duration::from_secs(3600);
+    let server = TestServer::with_limits(ServerLimits {
+        max_grpc_connections_per_uid: 2,
+        hello_timeout,
+        ..ServerLimits::default()
+    });
     let mut client = HostClient::new(server.channel().await);
     client.status(v1::StatusRequest {}).await.expect("the first connection");
     // Half-open: takes the second place and says nothing.
     let silent = UnixStream::connect(server.grpc_path()).expect("it is accepted");
     let mut third = UnixStream::connect(server.grpc_path()).expect("it is accepted");
-    let mut byte = [0];
-    assert!(!matches!(third.read(&mut byte), Ok(1..)), "the third is closed without a word");
+    let mut heard = Vec::new();
+    third.read_to_end(&mut heard).expect("the third is told, and closed");
+    assert!(String::from_utf8_lossy(&heard).contains("CONNECTIONS_EXHAUSTED: uid "), "{heard:?}");
+    let refused = HostClient::new(server.channel().await).status(v1::StatusRequest {}).await.expect_err("one too many");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
     client.status(v1::StatusRequest {}).await.expect("the first goes on");
     drop(silent);
+    server.stop().await;
+}
+
+/// Connections that the server has now, the one that asks among them.
+async fn connections(server: &TestServer) -> f64 {
+    // A new one each time: nothing it did before can end it.
+    let stats = HostClient::new(server.channel().await).stats(v1::StatsRequest {}).await;
+    let stats = stats.expect("open to all").into_inner().stats;
+    stats.iter().find(|stat| stat.name == "gdrd_grpc_connections").expect("a gauge").value
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_begin_no_call_in_time_give_their_places_back() {
+    let hello_timeout = Duration::from_secs(1);
+    let server = TestServer::with_limits(ServerLimits { hello_timeout, ..ServerLimits::default() });
+    let mut silent: Vec<_> = (0..8).map(|_| UnixStream::connect(server.grpc_path()).expect("it is accepted")).collect();
+    // Half of them get as far as the preface and settings of HTTP/2 (RFC 9113, 3.4).
+    for polite in silent.iter_mut().take(4) {
+        polite.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").expect("it is sent");
+    }
+    for mut connection in silent {
+        let mut heard = Vec::new();
+        let _ = connection.read_to_end(&mut heard);
+    }
+    while connections(&server).await > 1.0 {}
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_connection_is_closed_and_made_again_but_never_while_it_watches() {
+    let (grpc_idle, hello_timeout) = (Duration::from_millis(20), Duration::from_secs(2));
+    let server = TestServer::with_limits(ServerLimits { grpc_idle, hello_timeout, ..ServerLimits::default() });
+    let mut watch = TopologyClient::new(server.channel().await).watch(v1::WatchTopologyRequest {}).await;
+    let watch = watch.as_mut().expect("open to all").get_mut();
+    assert_eq!(watch.message().await.expect("a message").expect("the present").generation, 1);
+    let mut idle = HostClient::new(server.channel().await);
+    idle.status(v1::StatusRequest {}).await.expect("open to all");
+    // The watch and whoever asks are left; by then the watch has lived for far longer than an idle connection.
+    while connections(&server).await > 2.0 {}
+    // A client that has yet to see the end of its connection asks twice.
+    if idle.status(v1::StatusRequest {}).await.is_err() {
+        idle.status(v1::StatusRequest {}).await.expect("it connects again by itself");
+    }
+    let mut snapshot = server.topology.current().snapshot().clone();
+    snapshot.host.hcas.pop();
+    let _change = server.topology.update(snapshot);
+    assert_eq!(watch.message().await.expect("a message").expect("the change").generation, 2);
     server.stop().await;
 }
 

@@ -345,11 +345,11 @@ impl Session {
         let seen = self.restarts();
         let until = tokio::time::Instant::now() + self.0.context.deadline;
         match call().await {
-            Err(error) if error.is_unreachable() && self.end().is_none() => {}
+            Err(error) if error.is_lost_connection() && self.end().is_none() => {}
             answer => return answer,
         }
         let broken = match call().await {
-            Err(error) if error.is_unreachable() => error,
+            Err(error) if error.is_lost_connection() => error,
             answer => return answer,
         };
         match tokio::time::timeout_at(until, self.restarted(seen)).await {

@@ -46,9 +46,8 @@ impl SessionSocket {
         let target = path.to_owned();
         // A connect(2) to a unix socket with a full backlog blocks and is no poll event, so it has a thread.
         let connected = tokio::task::spawn_blocking(move || connect_blocking(&target, deadline)).await;
-        let unreachable = |source| ClientError::Unreachable { path: path.to_owned(), source };
-        let fd =
-            connected.map_err(|source| unreachable(source.into()))?.map_err(|source| unreachable(source.into()))?;
+        let failed = |source| ClientError::of_connection(path, source);
+        let fd = connected.map_err(|source| failed(source.into()))?.map_err(|source| failed(source.into()))?;
         Self::new(fd)
     }
 

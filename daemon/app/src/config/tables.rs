@@ -245,6 +245,7 @@ pub(crate) struct ServerKeys {
     pub(crate) max_session_connections: u32,
     pub(crate) max_session_connections_per_uid: u32,
     pub(crate) hello_timeout_ms: u64,
+    pub(crate) grpc_idle_s: u64,
     pub(crate) proof_timeout_ms: u64,
     pub(crate) max_queued_deliveries: u32,
     pub(crate) drain_timeout_ms: u64,
@@ -260,6 +261,7 @@ impl Default for ServerKeys {
             max_session_connections: defaults.max_session_connections,
             max_session_connections_per_uid: defaults.max_session_connections_per_uid,
             hello_timeout_ms: in_ms(defaults.hello_timeout),
+            grpc_idle_s: defaults.grpc_idle.as_secs(),
             proof_timeout_ms: in_ms(defaults.proof_timeout),
             max_queued_deliveries: defaults.max_queued_deliveries,
             drain_timeout_ms: in_ms(defaults.drain_timeout),
@@ -280,6 +282,7 @@ impl ServerKeys {
             131_072,
         );
         ranges.within("server.hello_timeout_ms", self.hello_timeout_ms, 10, 600_000);
+        ranges.within("server.grpc_idle_s", self.grpc_idle_s, 1, 24 * 3600);
         ranges.within("server.proof_timeout_ms", self.proof_timeout_ms, 10, 600_000);
         ranges.within("server.max_queued_deliveries", self.max_queued_deliveries.into(), 1, 65_536);
         ranges.within("server.drain_timeout_ms", self.drain_timeout_ms, 1, 600_000);
@@ -293,6 +296,7 @@ impl ServerKeys {
             max_session_connections: self.max_session_connections,
             max_session_connections_per_uid: self.max_session_connections_per_uid,
             hello_timeout: Duration::from_millis(self.hello_timeout_ms),
+            grpc_idle: Duration::from_secs(self.grpc_idle_s),
             proof_timeout: Duration::from_millis(self.proof_timeout_ms),
             max_queued_deliveries: self.max_queued_deliveries,
             drain_timeout: Duration::from_millis(self.drain_timeout_ms),

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
@@ -14,8 +14,10 @@ use tokio::net::{UnixListener, UnixStream};
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
+use super::activity::{Calls, Patience, Watch};
+use super::goaway::{Refusals, goodbye};
 use crate::admission::{Admission, Admitted};
-use crate::limits::PAUSE_WITHOUT_FDS;
+use crate::limits::{PARTING_TIME, PAUSE_WITHOUT_FDS};
 use crate::peer::{Credentials, Peer};
 
 /// What a call can know of its connection.
@@ -23,6 +25,8 @@ use crate::peer::{Credentials, Peer};
 pub(crate) struct Caller {
     /// Uid of the peer when it connected.
     pub(crate) uid: u32,
+    /// Its calls.
+    pub(crate) calls: Calls,
     /// The peer with groups and cgroup, or why it cannot be told.
     pub(crate) peer: Arc<Result<gdrd_engine::Peer, String>>,
 }
@@ -32,38 +36,80 @@ pub(crate) struct Caller {
 pub(crate) struct Connection {
     stream: Socket,
     caller: Caller,
+    quiet: Watch,
+    /// It was asked to go.
+    parting: bool,
+    /// Something waits to be written.
+    is_full: bool,
     _place: Admitted,
 }
 
 impl Connection {
-    fn new(stream: UnixStream, admission: &Arc<Admission>) -> io::Result<Option<Self>> {
+    /// `None` for one too many, which is told so.
+    fn new(stream: UnixStream, shared: &Shared) -> io::Result<Option<Self>> {
+        let Shared { admission, patience, refusals } = shared;
         let credentials = Credentials::of(stream.as_fd()).map_err(|error| io::Error::other(error.to_string()))?;
         let Some(place) = admission.admit(credentials.uid) else {
             debug!(uid = credentials.uid, "gRPC connection refused: too many");
+            refusals.refuse(stream, credentials.uid);
             return Ok(None);
         };
         // Only lists without a session need it; topology is open to peers that cannot be told.
         let peer = Peer::of(stream.as_fd()).map(|peer| (&peer).into()).map_err(|error| error.to_string());
         let stream = Socket::new(stream.into_std()?)?;
-        Ok(Some(Self { stream, caller: Caller { uid: credentials.uid, peer: Arc::new(peer) }, _place: place }))
+        let calls = Calls::new(*patience);
+        let quiet = Watch::new(calls.clone());
+        let caller = Caller { uid: credentials.uid, calls, peer: Arc::new(peer) };
+        Ok(Some(Self { stream, caller, quiet, parting: false, is_full: false, _place: place }))
     }
+}
+
+impl Connection {
+    /// Ready once there has been no call for too long. A client that made some is asked to go first, and has some time to: a
+    /// call that it was just sending is served.
+    fn poll_parted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            ready!(self.quiet.poll_over(cx));
+            if self.parting || !self.quiet.has_begun() || self.is_full {
+                return Poll::Ready(());
+            }
+            // Between frames of the HTTP/2 library, which has nothing to write while there is no call.
+            let goodbye = goodbye();
+            match Pin::new(&mut self.stream).poll_write(cx, &goodbye) {
+                Poll::Ready(Ok(written)) if written == goodbye.len() => {}
+                _ => return Poll::Ready(()),
+            }
+            self.parting = true;
+            self.quiet.wait_more(PARTING_TIME);
+        }
+    }
+}
+
+/// What all connections share.
+#[derive(Debug)]
+struct Shared {
+    admission: Arc<Admission>,
+    patience: Patience,
+    refusals: Refusals,
 }
 
 /// Connections as they come. An error of accepting pauses it, a refused connection is closed; the stream never ends.
 pub(crate) fn incoming(
     listener: UnixListener,
     admission: Arc<Admission>,
+    patience: Patience,
 ) -> impl Stream<Item = io::Result<Connection>> + Send {
-    unfold((listener, admission), |(listener, admission)| async move {
-        let connection = next(&listener, &admission).await;
-        Some((Ok(connection), (listener, admission)))
+    let shared = Shared { admission, patience, refusals: Refusals::default() };
+    unfold((listener, shared), |(listener, shared)| async move {
+        let connection = next(&listener, &shared).await;
+        Some((Ok(connection), (listener, shared)))
     })
 }
 
-async fn next(listener: &UnixListener, admission: &Arc<Admission>) -> Connection {
+async fn next(listener: &UnixListener, shared: &Shared) -> Connection {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => match Connection::new(stream, admission) {
+            Ok((stream, _)) => match Connection::new(stream, shared) {
                 Ok(Some(connection)) => return connection,
                 Ok(None) => {}
                 Err(error) => debug!(%error, "gRPC connection dropped"),
@@ -86,13 +132,21 @@ impl Connected for Connection {
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if read.is_pending() && self.poll_parted(cx).is_ready() {
+            debug!(uid = self.caller.uid, "gRPC connection closed: no call for too long");
+            // Nothing read is the end, as if the client had closed it.
+            return Poll::Ready(Ok(()));
+        }
+        read
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.is_full = written.is_pending();
+        written
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -108,7 +162,9 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.is_full = written.is_pending();
+        written
     }
 
     fn is_write_vectored(&self) -> bool {

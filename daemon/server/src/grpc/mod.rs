@@ -3,9 +3,11 @@
 //! Role: turns messages into calls of the engine and answers back into messages. Bounds what a connection may send
 //! and how much of it is worked on at a time. Must not know: what is allowed; how hardware works.
 
+mod activity;
 mod buffers;
 mod caller;
 mod connection;
+mod goaway;
 mod host;
 mod page;
 mod queue_pairs;
@@ -27,9 +29,12 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 use tonic::transport::{Error, Server};
+use tower::layer::util::{Identity, Stack};
 
 pub use host::{Backend, Backends, HostFacts};
 pub(crate) use topology::wire_plan;
+
+use activity::{CountCalls, Patience};
 
 use crate::admission::Admission;
 use crate::limits::{
@@ -61,7 +66,8 @@ pub(crate) async fn run(
 ) -> Result<(), Error> {
     let admission = Admission::new(limits.max_grpc_connections, limits.max_grpc_connections_per_uid);
     let router = router(parts, limits, &admission, &stop).await;
-    let connections = connection::incoming(listener, admission);
+    let patience = Patience { first: limits.hello_timeout, idle: limits.grpc_idle };
+    let connections = connection::incoming(listener, admission, patience);
     let serving = router.serve_with_incoming_shutdown(connections, stop.clone().cancelled_owned());
     tokio::select! {
         served = serving => served,
@@ -78,7 +84,12 @@ async fn deadline(stop: &CancellationToken, timeout: Duration) {
     tokio::time::sleep(timeout).await;
 }
 
-async fn router(parts: Parts, limits: &ServerLimits, admission: &Arc<Admission>, stop: &CancellationToken) -> Router {
+async fn router(
+    parts: Parts,
+    limits: &ServerLimits,
+    admission: &Arc<Admission>,
+    stop: &CancellationToken,
+) -> Router<Stack<CountCalls, Identity>> {
     let Parts { engine, sessions, topology, facts, session_connections } = parts;
     let calls = limits.max_calls_per_connection;
     let host = host::Host {
@@ -110,6 +121,7 @@ async fn router(parts: Parts, limits: &ServerLimits, admission: &Arc<Admission>,
         };
     }
     Server::builder()
+        .layer(CountCalls)
         .concurrency_limit_per_connection(usize::try_from(calls).unwrap_or(usize::MAX))
         .max_concurrent_streams(calls)
         .http2_max_header_list_size(MAX_HEADER_BYTES)
