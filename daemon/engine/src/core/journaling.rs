@@ -138,7 +138,7 @@ impl Core {
             dma_buf,
             generation: lease.generation,
             label: lease.label.to_string(),
-            holders: lease.holders.keys().copied().collect(),
+            holders: lease.holders.sessions().collect(),
             ttl_ns: lease.ttl_ns,
             expires_at: lease.expires_at,
             revoked: lease.revoked.clone(),

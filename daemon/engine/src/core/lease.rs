@@ -1,12 +1,12 @@
 //! Leases: acquire, open, release, detach, and their end.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gdrd_hal::Access;
 
 use super::allocation::{Allocation, Stage};
+use super::holders::Holders;
 use super::pool::{PoolKey, Waiter};
 use super::record::Record;
 use super::session::check_label;
@@ -32,8 +32,7 @@ pub(crate) struct Lease {
     /// Why NIC access ended.
     pub(super) revoked: Option<String>,
     pub(crate) label: Arc<str>,
-    /// Sessions that hold it, each with the grants that made it so.
-    pub(crate) holders: BTreeMap<SessionId, BTreeSet<GrantId>>,
+    pub(crate) holders: Holders,
     /// How long it may live without holders, ns.
     pub(super) ttl_ns: Option<u64>,
     /// When it ends, while it has none.
@@ -156,7 +155,7 @@ impl Core {
                 state: LeaseState::Held,
                 revoked: None,
                 label: waiter.label,
-                holders: BTreeMap::new(),
+                holders: Holders::default(),
                 ttl_ns: None,
                 expires_at: None,
             },
@@ -181,8 +180,8 @@ impl Core {
     fn hold(&mut self, call: CallId, session: SessionId, id: LeaseId) {
         let grant = GrantId(self.number());
         let Some(lease) = self.leases.get_mut(&id) else { return self.unexpected() };
-        let changes = !lease.holders.contains_key(&session) || lease.ttl_ns.is_some();
-        lease.holders.entry(session).or_default().insert(grant);
+        let changes = !lease.holders.contains(session) || lease.ttl_ns.is_some();
+        lease.holders.add(session, grant);
         lease.ttl_ns = None;
         let expires = lease.expires_at.take();
         let allocation = lease.allocation;
@@ -216,8 +215,9 @@ impl Core {
         if let Place::Gpu(gpu) = lease.key.place {
             self.check_proof(session, gpu)?;
         }
-        if let Some(grants) = lease.holders.get(&id) {
-            let (limit, used) = (MAX_OPENS as u64, grants.len() as u64);
+        let grants = lease.holders.grants_of(id);
+        if grants > 0 {
+            let (limit, used) = (MAX_OPENS as u64, grants as u64);
             let (reason, what, whom) = ("LIMIT_OPENS", "the limit on opens of one lease", "the session");
             return match used < limit {
                 true => Ok(()),
@@ -236,7 +236,7 @@ impl Core {
     pub(super) fn held_lease(&self, session: SessionId, id: LeaseId) -> Result<&Lease, EngineError> {
         let tenant = self.session(session)?.tenant;
         let lease = self.lease_of(tenant, id)?;
-        match lease.holders.contains_key(&session) {
+        match lease.holders.contains(session) {
             true => Ok(lease),
             false => Err(EngineError::NotHolder { lease: id.0 }),
         }
@@ -317,9 +317,7 @@ impl Core {
 
     pub(super) fn undo(&mut self, session: SessionId, id: LeaseId, grant: GrantId) {
         let Some(lease) = self.leases.get_mut(&id) else { return };
-        let Some(grants) = lease.holders.get_mut(&session) else { return };
-        grants.remove(&grant);
-        if !grants.is_empty() {
+        if !lease.holders.take_back(session, grant) {
             return;
         }
         self.counters.grants_undone += 1;
@@ -356,7 +354,7 @@ impl Core {
     /// Takes a session off the lease's holders; the last one ends it, unless it was detached.
     pub(super) fn drop_hold(&mut self, id: LeaseId, session: SessionId, reason: &'static str) {
         let Some(lease) = self.leases.get_mut(&id) else { return };
-        lease.holders.remove(&session);
+        lease.holders.remove(session);
         if !lease.holders.is_empty() {
             return self.record_lease(id);
         }

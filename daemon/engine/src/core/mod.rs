@@ -24,6 +24,7 @@ mod allocation;
 mod costs;
 mod effect;
 mod fault;
+mod holders;
 mod host;
 mod input;
 mod journaling;

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::allocation::{Allocation, Owner, Stage};
+use super::holders::Holders;
 use super::lease::Lease;
 use super::pool::PoolKey;
 use super::queue_pair::QueuePair;
@@ -125,13 +126,13 @@ impl Core {
         entry.stage = if record.revoked.is_some() { Stage::Revoked } else { Stage::Remaking };
         self.allocations.insert(allocation, entry);
         self.journaling.names.extend([record.memory, record.dma_buf]);
-        let mut holders = BTreeMap::new();
+        let mut holders = Holders::default();
         for session in record.holders {
             let grant = GrantId(self.number());
             if let Some(entry) = self.sessions.get_mut(&session).filter(|entry| entry.tenant == record.tenant) {
                 entry.holds.insert(id);
                 entry.lent.insert(allocation);
-                holders.insert(session, BTreeSet::from([grant]));
+                holders.add(session, grant);
             }
         }
         let state = if record.revoked.is_some() { LeaseState::Revoked } else { LeaseState::Held };

@@ -36,15 +36,15 @@ fn leases_and_allocations_match(core: &Core) {
         let allocation = &core.allocations[&lease.allocation];
         assert_eq!(allocation.lease, Some(*id));
         assert!(allocation.is_of(lease.tenant));
-        for session in lease.holders.keys() {
-            assert!(core.sessions[session].holds.contains(id));
-            assert_eq!(core.sessions[session].tenant, lease.tenant);
+        for session in lease.holders.sessions() {
+            assert!(core.sessions[&session].holds.contains(id));
+            assert_eq!(core.sessions[&session].tenant, lease.tenant);
         }
         assert_eq!(lease.holders.is_empty(), lease.expires_at.is_some(), "a lease without holders has a deadline");
     }
     for (id, session) in &core.sessions {
         for lease in session.holds.iter() {
-            assert!(core.leases[&lease].holders.contains_key(id));
+            assert!(core.leases[&lease].holders.contains(*id));
         }
     }
     for allocation in core.allocations.values() {

@@ -15,7 +15,7 @@ use crate::ids::{LeaseId, SessionId};
 fn assert_nothing_lost(rig: &Rig) {
     for (session, lease) in &rig.hardware.held {
         assert!(rig.core.sessions.contains_key(session), "session {session} of a living client is lost");
-        let holders = rig.core.leases.get(lease).map(|lease| lease.holders.contains_key(session));
+        let holders = rig.core.leases.get(lease).map(|lease| lease.holders.contains(*session));
         assert_eq!(holders, Some(true), "lease {lease} of session {session} is lost");
     }
     let sessions: BTreeSet<SessionId> = rig.core.sessions.keys().copied().collect();
