@@ -1,11 +1,16 @@
 //! Whether acquiring gets slower with what is already lent: 10,000 live leases, or as many as this process and the daemon may
 //! have descriptors for, against 10.
+//!
+//! Which CPUs the scheduler gives to client and daemon makes a factor of two, and it chooses anew all the time. Here both have one
+//! and what nobody waits for has the others, so that only what grows with the leases is measured.
 
 use std::time::Instant;
 
+use anyhow::Context as _;
 use gdrd_client::{AcquireOptions, Buffer, ClientOptions, RuntimeDir, Session};
 use gdrd_harness::{Daemon, DaemonOptions};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::frame::{Group, Measurement, Row, Sample, Start, Target, Turn, World};
@@ -89,11 +94,15 @@ impl LiveLeases {
 impl Measurement for LiveLeases {
     fn round(&mut self, turn: Turn) -> anyhow::Result<Vec<Sample>> {
         let Self { count, many, few, runtime, .. } = self;
+        let before = sched_getaffinity(None).context("ask for the CPUs of this thread")?;
+        place(&[many.daemon.pid(), few.daemon.pid()], before)?;
         let (many, few) = turn.both(
             &mut *runtime,
             |runtime| runtime.block_on(many.time_acquires(*count)),
             |runtime| runtime.block_on(few.time_acquires(*count)),
         )?;
+        // Rows after this one run on all.
+        sched_setaffinity(None, &before).context("place this thread")?;
         Ok(vec![Sample::against(many, few), Sample::alone(self.held)])
     }
 }
@@ -102,7 +111,7 @@ impl Measurement for LiveLeases {
 struct Holder {
     session: Session,
     held: Vec<Buffer>,
-    _daemon: Daemon,
+    daemon: Daemon,
 }
 
 impl Holder {
@@ -128,7 +137,7 @@ impl Holder {
             }
             wait_for_room(&session).await?;
         }
-        Ok(Self { session, held, _daemon: daemon })
+        Ok(Self { session, held, daemon })
     }
 
     async fn time_acquires(&self, count: u32) -> anyhow::Result<f64> {
@@ -143,6 +152,36 @@ impl Holder {
         }
         Ok(us(median(times)))
     }
+}
+
+/// Threads of a daemon that a call goes through: the one that it starts with, and those of its server.
+const ANSWERING: [&str; 2] = ["gdrd", "gdrd-server"];
+
+/// Puts this thread and those of the daemons that answer on one CPU, and the daemons' other threads on the rest. Threads that come
+/// later are where those are that started them. `allowed` are the CPUs of this thread.
+fn place(daemons: &[u32], allowed: CpuSet) -> anyhow::Result<()> {
+    let mut rest = allowed;
+    let first = (0..CpuSet::MAX_CPU).find(|cpu| rest.is_set(*cpu)).context("no CPU is allowed")?;
+    if rest.count() < 2 {
+        return Ok(());
+    }
+    rest.unset(first);
+    let mut one = CpuSet::new();
+    one.set(first);
+    sched_setaffinity(None, &one).context("place this thread")?;
+    for daemon in daemons {
+        let tasks = format!("/proc/{daemon}/task");
+        for task in std::fs::read_dir(&tasks).with_context(|| format!("list {tasks}"))? {
+            let task = task?;
+            let name = std::fs::read_to_string(task.path().join("comm"));
+            let tid = task.file_name().to_str().and_then(|tid| tid.parse().ok()).and_then(Pid::from_raw);
+            // A thread may have ended since.
+            let (Ok(name), Some(tid)) = (name, tid) else { continue };
+            let set = if ANSWERING.contains(&name.trim()) { &one } else { &rest };
+            let _ = sched_setaffinity(Some(tid), set);
+        }
+    }
+    Ok(())
 }
 
 /// What was released and finds no place in the pool is given back in the background, and has descriptors until then.
