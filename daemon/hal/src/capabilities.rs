@@ -44,6 +44,8 @@ pub struct HcaCapabilities {
     pub max_work_requests: u32,
     /// Most entries of a completion queue.
     pub max_completions: u32,
+    /// Most receives of a shared receive queue, 0 where there are none.
+    pub max_shared_receives: u32,
     /// Most memory regions on the HCA.
     pub max_memory_regions: u32,
     /// Longest message, bytes (2^31 on most).

@@ -1,12 +1,12 @@
-//! HCAs: protection domains, memory regions, completion queues, queue pairs, in the words of verbs.
+//! HCAs: protection domains, memory regions and queue pairs, in the words of verbs. What is posted to and polled is in
+//! `queues`.
 //!
-//! Objects are owned by the caller and end on drop; each keeps its parents alive. Cold calls may
-//! block; [`WorkQueue`] and [`CompletionQueue`] are the hot path: one owner each, no allocation.
+//! Objects are owned by the caller and end on drop; each keeps its parents alive. These calls are cold and may block.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::{HcaCapabilities, HcaError, PostError, ReceiveRequest, WorkCompletion, WorkRequest};
+use crate::{CompletionQueue, CqId, HcaCapabilities, HcaError, SharedReceiveQueue, SrqId, WorkQueue};
 
 /// Access rights of a memory region (`enum ibv_access_flags`, ibv_reg_mr(3)). Local read is always allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -173,13 +173,24 @@ pub enum HcaEvent {
         /// Its number.
         qp_num: u32,
     },
+    /// Fewer receives are left than [`SharedReceiveQueue::set_limit`] asked to be told of.
+    SharedReceivesLow {
+        /// The queue.
+        srq: SrqId,
+    },
+    /// A shared receive queue takes and gives no receives any more.
+    SharedReceiveQueueFatal {
+        /// The queue.
+        srq: SrqId,
+    },
+    /// A queue pair in ERR takes no more of its shared receive queue: all that it took have completed.
+    LastSharedReceive {
+        /// Its number.
+        qp_num: u32,
+    },
     /// The device is unusable; everything on it is gone.
     DeviceFatal,
 }
-
-/// Identity of a completion queue on its HCA.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct CqId(pub u64);
 
 /// Memory that an HCA can register: an fd, never an address.
 #[derive(Debug, Clone, Copy)]
@@ -288,6 +299,20 @@ pub trait ProtectionDomain: Send + Sync {
     /// # Errors
     /// `Invalid` (unknown CQ, depth 0 or above the capability), `Unsupported` (type), `Exhausted`, `Gone`, `Driver`.
     fn create_queue_pair(&self, cq: CqId, config: &QueuePairConfig) -> Result<QueuePairParts, HcaError>;
+
+    /// A shared receive queue for at least `depth` receives (ibv_create_srq(3)).
+    ///
+    /// # Errors
+    /// `Unsupported` where the capability says so, `Invalid` (depth 0 or above the capability), `Exhausted`, `Gone`, `Driver`.
+    fn create_shared_receive_queue(&self, depth: u32) -> Result<Box<dyn SharedReceiveQueue>, HcaError>;
+
+    /// As [`ProtectionDomain::create_queue_pair`], with receives taken from a shared receive queue of this domain, which the
+    /// queue pair keeps alive: `recv_depth` is not looked at, and its work side takes no receives. One that ends before its
+    /// [`HcaEvent::LastSharedReceive`] takes those with it that it had begun to fill.
+    ///
+    /// # Errors
+    /// The same, and `Invalid` for a queue that this domain has not.
+    fn create_queue_pair_on(&self, cq: CqId, srq: SrqId, config: &QueuePairConfig) -> Result<QueuePairParts, HcaError>;
 }
 
 /// A registered range. From the return of `deregister` (or drop) on no operation reaches the memory through it.
@@ -397,43 +422,4 @@ pub trait QueuePair: Send + Sync {
     /// # Errors
     /// `Gone`, `Driver`.
     fn to_error(&self) -> Result<(), HcaError>;
-}
-
-/// Posting side of a queue pair: one owner, no allocation, no blocking.
-pub trait WorkQueue: Send {
-    /// Queues sends in order; returns how many were taken with the error of the first refused, as
-    /// ibv_post_send(3) does through `bad_wr`.
-    ///
-    /// # Errors
-    /// The count taken and the reason of the first one refused.
-    fn post_send(&mut self, requests: &[WorkRequest]) -> Result<(), (usize, PostError)>;
-
-    /// Queues receives in order, as ibv_post_recv(3).
-    ///
-    /// # Errors
-    /// The count taken and the reason of the first one refused.
-    fn post_recv(&mut self, requests: &[ReceiveRequest]) -> Result<(), (usize, PostError)>;
-}
-
-/// A completion queue: one owner, polled without blocking.
-pub trait CompletionQueue: Send {
-    /// Identity on its HCA.
-    fn id(&self) -> CqId;
-
-    /// Fills `out` from its start with what has completed and returns how many.
-    ///
-    /// # Errors
-    /// `Gone` (overrun included), `Driver`.
-    fn poll(&mut self, out: &mut [WorkCompletion]) -> Result<usize, HcaError>;
-
-    /// An fd that becomes readable once a completion arrives after [`CompletionQueue::arm`], for a thread that
-    /// wants to sleep. `None`: the backend can only be polled.
-    fn event_fd(&self) -> Option<BorrowedFd<'_>>;
-
-    /// Asks for one event at the next completion (ibv_req_notify_cq(3)) and takes back the readiness that an
-    /// earlier event left on the fd. Completions that are there already make none: poll once more before sleeping.
-    ///
-    /// # Errors
-    /// `Gone`, `Driver`.
-    fn arm(&mut self) -> Result<(), HcaError>;
 }

@@ -16,6 +16,7 @@ mod gpu_bytes;
 mod gpu_facts;
 mod gpu_memory;
 mod hca;
+mod queues;
 mod work;
 
 pub use capabilities::{AtomicScope, HcaCapabilities, IWARP_HAS_RDMA_CM_ONLY, TRANSPORT_HAS_NO_RC};
@@ -24,10 +25,11 @@ pub use gpu_bytes::{GpuAtomic, GpuBytes, GpuCopies};
 pub use gpu_facts::{Bar1Fact, DeviceNumber, GpuFact, GpuFacts, GpuHealth, GpuMemoryFact};
 pub use gpu_memory::{GpuAllocation, GpuMemory, GpuMemoryCapabilities, GpuMemoryUsage, GpuUuid, KeptMemory};
 pub use hca::{
-    ACK_TIMEOUT_EXPONENT, Access, CompletionQueue, CqId, DirectContext, Endpoint, GRH_BYTES, Gid, GidEntry, GidType,
-    Hca, HcaEvent, LinkLayer, MemoryRegion, MemorySource, PortAttributes, PortState, ProtectionDomain, QueuePair,
-    QueuePairConfig, QueuePairParts, QueuePairState, QueuePairType, RETRY_COUNT, RNR_RETRY, WorkQueue,
+    ACK_TIMEOUT_EXPONENT, Access, DirectContext, Endpoint, GRH_BYTES, Gid, GidEntry, GidType, Hca, HcaEvent, LinkLayer,
+    MemoryRegion, MemorySource, PortAttributes, PortState, ProtectionDomain, QueuePair, QueuePairConfig,
+    QueuePairParts, QueuePairState, QueuePairType, RETRY_COUNT, RNR_RETRY,
 };
+pub use queues::{CompletionQueue, CqId, SharedReceiveQueue, SrqId, WorkQueue};
 pub use work::{
     LocalSpan, MAX_INLINE_BYTES, Opcode, ReceiveRequest, RemoteSpan, WorkCompletion, WorkRequest, WorkStatus,
 };

@@ -47,6 +47,7 @@ gdrd_hal::conformance_suite! {
         "rc_is_refused_where_the_capability_says_so",
         "ud_is_refused_where_the_capability_says_so",
         "atomics_are_refused_where_the_capability_says_so",
+        "shared_receives_are_refused_where_the_capability_says_so",
         "gpu_memory_is_written_and_read_as_dma_buf",
         "a_region_keeps_gpu_memory_reachable_after_its_allocation",
         "lengths_off_the_granularity_are_refused",

@@ -55,6 +55,7 @@ gdrd_hal::conformance_suite! {
         "rc_is_refused_where_the_capability_says_so",
         "ud_is_refused_where_the_capability_says_so",
         "completion_queues_out_of_bounds_are_refused",
+        "shared_receives_are_refused_where_the_capability_says_so",
     ]
 }
 

@@ -25,6 +25,13 @@ impl<P: GpuMemory + GpuCopies + 'static> OverGpuMemory<P> {
         "rc_is_refused_where_the_capability_says_so",
         "ud_is_refused_where_the_capability_says_so",
         "atomics_are_refused_where_the_capability_says_so",
+        "a_shared_receive_serves_whichever_queue_pair_a_message_comes_for",
+        "a_message_waits_for_a_shared_receive",
+        "a_shared_receive_queue_fills_up_and_polling_makes_room",
+        "a_shared_receive_queue_that_runs_low_says_so_once",
+        "a_queue_pair_that_ends_leaves_shared_receives_to_the_others",
+        "queue_pairs_keep_their_shared_receive_queue",
+        "shared_receive_queues_out_of_bounds_are_refused",
     ];
 
     /// HCAs whose requests without an answer fail after `retry_exceeded`.

@@ -2,13 +2,19 @@
 
 use std::sync::Arc;
 
-use gdrd_hal::{Access, CqId, HcaError, MemoryRegion, MemorySource, ProtectionDomain, QueuePairConfig, QueuePairParts};
+use gdrd_hal::{
+    Access, CqId, HcaError, MemoryRegion, MemorySource, ProtectionDomain, QueuePairConfig, QueuePairParts,
+    SharedReceiveQueue, SrqId,
+};
 
 use crate::fault::Call;
 use crate::hca::HcaCore;
 use crate::memory;
 use crate::queue_pair;
 use crate::region::{RegionHandle, RegionSeed};
+
+/// What a simulated HCA has none of.
+const SHARED: &str = "share receives among queue pairs";
 
 /// A protection domain. What is made in it holds the HCA and the id, so it may be dropped first.
 pub(crate) struct Domain {
@@ -50,5 +56,13 @@ impl ProtectionDomain for Domain {
     fn create_queue_pair(&self, cq: CqId, config: &QueuePairConfig) -> Result<QueuePairParts, HcaError> {
         self.hca.admit(queue_pair::CREATE, Call::CreateQp)?;
         queue_pair::create(&self.hca, self.id, cq, config)
+    }
+
+    fn create_shared_receive_queue(&self, _depth: u32) -> Result<Box<dyn SharedReceiveQueue>, HcaError> {
+        Err(self.hca.unsupported(SHARED))
+    }
+
+    fn create_queue_pair_on(&self, _: CqId, _: SrqId, _: &QueuePairConfig) -> Result<QueuePairParts, HcaError> {
+        Err(self.hca.unsupported(SHARED))
     }
 }

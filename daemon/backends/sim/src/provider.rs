@@ -54,6 +54,7 @@ impl Provider {
             max_inline_bytes: u32::try_from(MAX_INLINE_BYTES).unwrap_or(u32::MAX),
             max_work_requests: 16_384,
             max_completions: 4_194_303,
+            max_shared_receives: 0,
             max_memory_regions: 1 << 20,
             max_message_bytes: 1 << 31,
         };

@@ -81,6 +81,13 @@ mod connectx_on_infiniband {
             "rc_is_refused_where_the_capability_says_so",
             "ud_is_refused_where_the_capability_says_so",
             "atomics_are_refused_where_the_capability_says_so",
+            "a_shared_receive_serves_whichever_queue_pair_a_message_comes_for",
+            "a_message_waits_for_a_shared_receive",
+            "a_shared_receive_queue_fills_up_and_polling_makes_room",
+            "a_shared_receive_queue_that_runs_low_says_so_once",
+            "a_queue_pair_that_ends_leaves_shared_receives_to_the_others",
+            "queue_pairs_keep_their_shared_receive_queue",
+            "shared_receive_queues_out_of_bounds_are_refused",
         ]
     }
 }
@@ -96,6 +103,13 @@ mod connectx_talking_to_itself {
             "rc_is_refused_where_the_capability_says_so",
             "ud_is_refused_where_the_capability_says_so",
             "atomics_are_refused_where_the_capability_says_so",
+            "a_shared_receive_serves_whichever_queue_pair_a_message_comes_for",
+            "a_message_waits_for_a_shared_receive",
+            "a_shared_receive_queue_fills_up_and_polling_makes_room",
+            "a_shared_receive_queue_that_runs_low_says_so_once",
+            "a_queue_pair_that_ends_leaves_shared_receives_to_the_others",
+            "queue_pairs_keep_their_shared_receive_queue",
+            "shared_receive_queues_out_of_bounds_are_refused",
         ]
     }
 }
@@ -113,6 +127,13 @@ mod soft_roce {
             "atomics_are_refused_where_the_capability_says_so",
             "gpu_memory_is_written_and_read_as_dma_buf",
             "a_region_keeps_gpu_memory_reachable_after_its_allocation",
+            "a_shared_receive_serves_whichever_queue_pair_a_message_comes_for",
+            "a_message_waits_for_a_shared_receive",
+            "a_shared_receive_queue_fills_up_and_polling_makes_room",
+            "a_shared_receive_queue_that_runs_low_says_so_once",
+            "a_queue_pair_that_ends_leaves_shared_receives_to_the_others",
+            "queue_pairs_keep_their_shared_receive_queue",
+            "shared_receive_queues_out_of_bounds_are_refused",
         ]
     }
 }
@@ -156,6 +177,13 @@ mod rc_with_iovas_of_its_own_without_gpu {
             "usage_counts_allocations",
             "out_of_memory_tells_the_numbers",
             "a_dma_buf_comes_where_the_capability_says_so",
+            "a_shared_receive_serves_whichever_queue_pair_a_message_comes_for",
+            "a_message_waits_for_a_shared_receive",
+            "a_shared_receive_queue_fills_up_and_polling_makes_room",
+            "a_shared_receive_queue_that_runs_low_says_so_once",
+            "a_queue_pair_that_ends_leaves_shared_receives_to_the_others",
+            "queue_pairs_keep_their_shared_receive_queue",
+            "shared_receive_queues_out_of_bounds_are_refused",
         ]
     }
 }
@@ -238,6 +266,13 @@ mod datagrams_only {
             "a_queue_pair_can_be_destroyed_with_work_posted",
             "children_outlive_their_parents",
             "queue_pairs_share_a_completion_queue",
+            "a_shared_receive_serves_whichever_queue_pair_a_message_comes_for",
+            "a_message_waits_for_a_shared_receive",
+            "a_shared_receive_queue_fills_up_and_polling_makes_room",
+            "a_shared_receive_queue_that_runs_low_says_so_once",
+            "a_queue_pair_that_ends_leaves_shared_receives_to_the_others",
+            "queue_pairs_keep_their_shared_receive_queue",
+            "shared_receive_queues_out_of_bounds_are_refused",
         ]
     }
 }
@@ -323,6 +358,13 @@ mod efa {
             "a_datagram_without_a_receive_is_dropped",
             "a_datagram_longer_than_the_mtu_is_not_delivered",
             "datagram_queue_pairs_take_sends_only",
+            "a_shared_receive_serves_whichever_queue_pair_a_message_comes_for",
+            "a_message_waits_for_a_shared_receive",
+            "a_shared_receive_queue_fills_up_and_polling_makes_room",
+            "a_shared_receive_queue_that_runs_low_says_so_once",
+            "a_queue_pair_that_ends_leaves_shared_receives_to_the_others",
+            "queue_pairs_keep_their_shared_receive_queue",
+            "shared_receive_queues_out_of_bounds_are_refused",
         ]
     }
 }
@@ -343,6 +385,13 @@ mod an_unknown_provider {
             "a_region_keeps_gpu_memory_reachable_after_its_allocation",
             "a_remote_atomic_needs_its_right",
             "a_misaligned_atomic_is_an_invalid_request",
+            "a_shared_receive_serves_whichever_queue_pair_a_message_comes_for",
+            "a_message_waits_for_a_shared_receive",
+            "a_shared_receive_queue_fills_up_and_polling_makes_room",
+            "a_shared_receive_queue_that_runs_low_says_so_once",
+            "a_queue_pair_that_ends_leaves_shared_receives_to_the_others",
+            "queue_pairs_keep_their_shared_receive_queue",
+            "shared_receive_queues_out_of_bounds_are_refused",
         ]
     }
 }

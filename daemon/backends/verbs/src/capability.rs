@@ -48,6 +48,7 @@ impl Facts {
             max_work_requests: positive(attr.max_qp_wr),
             // One less than the largest number, so that callers can name one that is too large.
             max_completions: positive(attr.max_cqe).min(u32::MAX - 1),
+            max_shared_receives: if is_infiniband && attr.max_srq > 0 { positive(attr.max_srq_wr) } else { 0 },
             max_memory_regions: positive(attr.max_mr),
             // Told for the device, so it is what every port takes. A port that takes none tells nothing.
             max_message_bytes: messages

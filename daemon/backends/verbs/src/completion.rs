@@ -133,7 +133,7 @@ pub(crate) fn create(context: &Arc<Context>, depth: u32) -> Result<Cq, HcaError>
     // SAFETY: context and channel are live and outlive the queue (fields of `CqHandle`); no user data is passed.
     let cq = unsafe { create(context.raw(), entries, ptr::null_mut(), channel.raw.as_ptr(), 0) };
     let cq = NonNull::new(cq).ok_or_else(|| failed.with(errno()))?;
-    let id = CqId(context.next_cq_id());
+    let id = CqId(context.next_id());
     let dead = Arc::new(AtomicBool::new(false));
     let handle = Arc::new(CqHandle {
         cq,
@@ -338,7 +338,8 @@ mod tests {
     #[test]
     fn immediate_data_is_given_in_host_order_to_receives_only() {
         let ledger = Arc::new(Ledger::new(4, 4));
-        let (receive, send) = (ledger.note_receive(0, 1), ledger.note_send(0, 2, Opcode::SendImm));
+        let (receive, send) =
+            (ledger.note_receive(0, 1).expect("there is room"), ledger.note_send(0, 2, Opcode::SendImm));
         let ledgers = HashMap::from([(17, ledger)]);
         let with_imm = |wr_id| {
             let mut wc = wc(17, wr_id, 0);

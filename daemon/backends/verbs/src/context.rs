@@ -26,7 +26,7 @@ pub(crate) struct Context {
     facts: Facts,
     options: Options,
     events: EventThread,
-    next_cq: AtomicU64,
+    next_id: AtomicU64,
     /// Whether a client has its descriptor.
     shared: AtomicBool,
 }
@@ -65,7 +65,7 @@ impl Context {
             facts,
             options: options.clone(),
             events,
-            next_cq: AtomicU64::new(1),
+            next_id: AtomicU64::new(1),
             shared: AtomicBool::new(false),
         })
     }
@@ -123,8 +123,8 @@ impl Context {
         self.events.waiting()
     }
 
-    pub(crate) fn next_cq_id(&self) -> u64 {
-        self.next_cq.fetch_add(1, Ordering::Relaxed)
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn is_gone(&self) -> bool {

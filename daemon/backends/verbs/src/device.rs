@@ -171,7 +171,7 @@ fn most_inline_bytes(context: &Arc<Context>) -> u32 {
         let cq = completion::create(context, 2)?;
         let config =
             QueuePairConfig { qp_type: QueuePairType::Rc, send_depth: 1, recv_depth: 1, inline_bytes, port_num: 1 };
-        queue_pair::create(&domain, cq.id(), &config).map(drop)
+        queue_pair::create(&domain, cq.id(), None, &config).map(drop)
     };
     INLINE_BYTES.into_iter().find(|bytes| takes(*bytes).is_ok()).unwrap_or(0)
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use gdrd_hal::{
     Access, AtomicScope, CqId, HcaError, MemoryRegion, MemorySource, ProtectionDomain, QueuePairConfig, QueuePairParts,
+    SharedReceiveQueue, SrqId,
 };
 use rdma_sys::{ibv_access_flags, ibv_pd};
 
@@ -14,6 +15,7 @@ use crate::error::{Failed, errno};
 use crate::mapping::{MapError, Mapping};
 use crate::queue_pair;
 use crate::region::Region;
+use crate::shared_receive;
 
 /// Smallest page of every device; iova and memory share their place in it.
 const PAGE_BYTES: u64 = 4096;
@@ -58,7 +60,7 @@ impl DomainHandle {
 impl Drop for DomainHandle {
     fn drop(&mut self) {
         let dealloc = self.context.library().ibv_dealloc_pd;
-        // SAFETY: freed once; regions, address handles and queue pairs of the domain hold an Arc of it, so none is left.
+        // SAFETY: freed once; regions, address handles, queue pairs and shared receive queues of the domain hold an Arc of it, so none is left.
         let returned = unsafe { dealloc(self.pd.as_ptr()) };
         // A client that shares the context may have queue pairs of its own in it.
         let may_fail = self.context.is_gone() || self.context.is_shared();
@@ -76,7 +78,15 @@ impl ProtectionDomain for Domain {
     }
 
     fn create_queue_pair(&self, cq: CqId, config: &QueuePairConfig) -> Result<QueuePairParts, HcaError> {
-        queue_pair::create(&self.0, cq, config)
+        queue_pair::create(&self.0, cq, None, config)
+    }
+
+    fn create_shared_receive_queue(&self, depth: u32) -> Result<Box<dyn SharedReceiveQueue>, HcaError> {
+        Ok(Box::new(shared_receive::create(&self.0, depth)?))
+    }
+
+    fn create_queue_pair_on(&self, cq: CqId, srq: SrqId, config: &QueuePairConfig) -> Result<QueuePairParts, HcaError> {
+        queue_pair::create(&self.0, cq, Some(srq), config)
     }
 }
 

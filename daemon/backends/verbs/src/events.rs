@@ -167,6 +167,20 @@ impl Watched {
                 }
             }
             Kind::CompletionQueue => self.completion_queue_overran(address),
+            Kind::LastReceive => {
+                let found = self.registry.objects().queue_pairs.get(&address).copied();
+                if let Some(entry) = found {
+                    self.tell(HcaEvent::LastSharedReceive { qp_num: entry.qp_num });
+                }
+            }
+            Kind::SharedReceives { is_low } => {
+                let found = self.registry.objects().srqs.get(&address).map(|entry| entry.id);
+                match (found, is_low) {
+                    (Some(srq), true) => self.tell(HcaEvent::SharedReceivesLow { srq }),
+                    (Some(srq), false) => self.tell(HcaEvent::SharedReceiveQueueFatal { srq }),
+                    (None, _) => {}
+                }
+            }
             Kind::Device => self.device_gone(),
             Kind::Other => {}
         }
@@ -201,6 +215,8 @@ enum Kind {
     Addresses(u8),
     QueuePair,
     CompletionQueue,
+    LastReceive,
+    SharedReceives { is_low: bool },
     Device,
     Other,
 }
@@ -228,6 +244,9 @@ impl Kind {
                 Self::QueuePair
             }
             () if is(ibv_event_type::IBV_EVENT_CQ_ERR) => Self::CompletionQueue,
+            () if is(ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED) => Self::LastReceive,
+            () if is(ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED) => Self::SharedReceives { is_low: true },
+            () if is(ibv_event_type::IBV_EVENT_SRQ_ERR) => Self::SharedReceives { is_low: false },
             () if is(ibv_event_type::IBV_EVENT_DEVICE_FATAL) => Self::Device,
             () => Self::Other,
         }
@@ -252,6 +271,9 @@ mod tests {
         assert_eq!(kind(8, 0), Kind::Device);
         assert_eq!(kind(0, 0), Kind::CompletionQueue);
         assert_eq!(kind(1, 0), Kind::QueuePair);
+        assert_eq!(kind(14, 0), Kind::SharedReceives { is_low: false });
+        assert_eq!(kind(15, 0), Kind::SharedReceives { is_low: true });
+        assert_eq!(kind(16, 0), Kind::LastReceive);
     }
 
     #[test]

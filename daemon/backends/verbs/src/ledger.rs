@@ -7,12 +7,15 @@
 //! The work queue writes, the completion queue's owner reads. Orderings: a slot is written before the request is handed to
 //! the device and read after its completion; its position, and [`Lane::retired`], pair release with acquire.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use gdrd_hal::Opcode;
 
+use crate::shared_receive::Slots;
+
 /// Marks the tags of receives.
-const RECEIVE: u64 = 1 << 63;
+pub(crate) const RECEIVE: u64 = 1 << 63;
 
 /// Longest queue that is kept books of; above every driver's limit (`max_qp_wr` of mlx5 is 32768).
 const MAX_DEPTH: u32 = 1 << 20;
@@ -77,6 +80,14 @@ impl Lane {
         position.saturating_sub(self.retired.load(Ordering::Acquire)) < self.depth
     }
 
+    /// The request at `position`, which has completed; makes room.
+    fn settle(&self, position: u64, opcode: impl FnOnce(&Slot) -> Option<Opcode>) -> Option<Entry> {
+        let slot = self.noted(position)?;
+        let entry = Entry { wr_id: slot.wr_id.load(Ordering::Relaxed), opcode: opcode(slot)? };
+        self.retire(position);
+        Some(entry)
+    }
+
     fn retire(&self, position: u64) {
         self.retired.fetch_max(position.saturating_add(1), Ordering::Release);
     }
@@ -86,8 +97,15 @@ impl Lane {
 #[derive(Debug)]
 pub(crate) struct Ledger {
     send: Lane,
-    receive: Lane,
+    receive: Receives,
     failed: AtomicBool,
+}
+
+/// Where its receives come from.
+#[derive(Debug)]
+enum Receives {
+    Own(Lane),
+    Shared(Arc<Slots>),
 }
 
 /// A completion in the caller's words.
@@ -99,16 +117,21 @@ pub(crate) struct Entry {
 
 impl Ledger {
     pub(crate) fn new(send_depth: u32, recv_depth: u32) -> Self {
-        Self { send: Lane::new(send_depth), receive: Lane::new(recv_depth), failed: AtomicBool::new(false) }
+        Self::with(send_depth, Receives::Own(Lane::new(recv_depth)))
+    }
+
+    /// Of a queue pair that takes its receives from a shared queue.
+    pub(crate) fn sharing(send_depth: u32, slots: &Arc<Slots>) -> Self {
+        Self::with(send_depth, Receives::Shared(Arc::clone(slots)))
+    }
+
+    fn with(send_depth: u32, receive: Receives) -> Self {
+        Self { send: Lane::new(send_depth), receive, failed: AtomicBool::new(false) }
     }
 
     /// Whether the send at `position` has room. In ERR the device alone decides.
     pub(crate) fn has_send_room(&self, position: u64) -> bool {
         self.send.has_room(position)
-    }
-
-    pub(crate) fn has_receive_room(&self, position: u64) -> bool {
-        self.receive.has_room(position)
     }
 
     /// Notes a send before it is posted; gives its tag.
@@ -118,28 +141,26 @@ impl Ledger {
         position
     }
 
-    /// Notes a receive before it is posted; gives its tag.
-    pub(crate) fn note_receive(&self, position: u64, wr_id: u64) -> u64 {
+    /// Notes a receive before it is posted; gives its tag, if it has room.
+    pub(crate) fn note_receive(&self, position: u64, wr_id: u64) -> Option<u64> {
+        let Receives::Own(lane) = &self.receive else { return None };
+        if !lane.has_room(position) {
+            return None;
+        }
         let position = position & !RECEIVE;
-        self.receive.note(position, wr_id, 0);
-        position | RECEIVE
+        lane.note(position, wr_id, 0);
+        Some(position | RECEIVE)
     }
 
     /// What the completion with this tag is of; makes room. `None` for a tag that nobody gave. `with_imm_write`: a receive
     /// consumed by a write.
     pub(crate) fn settle(&self, tag: u64, with_imm_write: bool) -> Option<Entry> {
-        let position = tag & !RECEIVE;
-        let is_receive = tag & RECEIVE != 0;
-        let lane = if is_receive { &self.receive } else { &self.send };
-        let slot = lane.noted(position)?;
-        let opcode = match (is_receive, with_imm_write) {
-            (true, true) => Opcode::RecvWriteImm,
-            (true, false) => Opcode::Recv,
-            (false, _) => opcode(slot.opcode.load(Ordering::Relaxed))?,
-        };
-        let entry = Entry { wr_id: slot.wr_id.load(Ordering::Relaxed), opcode };
-        lane.retire(position);
-        Some(entry)
+        let received = if with_imm_write { Opcode::RecvWriteImm } else { Opcode::Recv };
+        match &self.receive {
+            _ if tag & RECEIVE == 0 => self.send.settle(tag, |slot| opcode(slot.opcode.load(Ordering::Relaxed))),
+            Receives::Own(lane) => lane.settle(tag & !RECEIVE, |_| Some(received)),
+            Receives::Shared(slots) => Some(Entry { wr_id: slots.settle(tag & !RECEIVE)?, opcode: received }),
+        }
     }
 
     /// A request failed: the queue pair is in ERR or on its way.
@@ -179,7 +200,7 @@ mod tests {
     fn completions_get_their_id_and_operation_back() {
         let ledger = Ledger::new(4, 4);
         let flush = ledger.note_send(0, u64::MAX, Opcode::Flush);
-        let receive = ledger.note_receive(0, 7);
+        let receive = ledger.note_receive(0, 7).expect("there is room");
         assert_ne!(flush, receive);
         assert_eq!(ledger.settle(flush, false), Some(Entry { wr_id: u64::MAX, opcode: Opcode::Flush }));
         assert_eq!(ledger.settle(receive, false), Some(Entry { wr_id: 7, opcode: Opcode::Recv }));
@@ -193,18 +214,19 @@ mod tests {
         assert!(ledger.has_send_room(2) && !ledger.has_send_room(3));
         assert!(ledger.settle(tags[1], false).is_some());
         assert!(ledger.has_send_room(4) && !ledger.has_send_room(5));
-        assert!(ledger.has_receive_room(0) && !ledger.has_receive_room(1));
+        assert!(ledger.note_receive(0, 0).is_some() && ledger.note_receive(1, 1).is_none());
     }
 
     #[test]
     fn tags_that_a_driver_invents_do_no_harm() {
         let ledger = Ledger::new(4, 4);
-        let (send, receive) = (ledger.note_send(0, 7, Opcode::Write), ledger.note_receive(0, 8));
+        let (send, receive) =
+            (ledger.note_send(0, 7, Opcode::Write), ledger.note_receive(0, 8).expect("there is room"));
         for tag in [1, 4, 1 << 62, u64::MAX >> 1, RECEIVE | 1, RECEIVE | 4, u64::MAX] {
             assert_eq!(ledger.settle(tag, false), None, "{tag:#x}");
         }
         assert!(ledger.has_send_room(3) && !ledger.has_send_room(4), "no room comes of them, and none is lost");
-        assert!(ledger.has_receive_room(3) && !ledger.has_receive_room(4));
+        assert!(ledger.note_receive(3, 9).is_some() && ledger.note_receive(4, 9).is_none());
         assert_eq!(ledger.settle(send, false).map(|entry| entry.wr_id), Some(7));
         assert_eq!(ledger.settle(receive, false).map(|entry| entry.wr_id), Some(8));
     }

@@ -24,8 +24,10 @@ mod mapping;
 mod options;
 mod port;
 mod queue_pair;
+mod receives;
 mod region;
 mod registry;
+mod shared_receive;
 mod transition;
 mod work;
 

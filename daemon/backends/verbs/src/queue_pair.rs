@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gdrd_hal::{
     CqId, Endpoint, Gid, HcaError, LinkLayer, PortAttributes, QueuePair, QueuePairConfig, QueuePairParts,
-    QueuePairState, QueuePairType,
+    QueuePairState, QueuePairType, SrqId,
 };
 use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_qp, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type};
 
@@ -18,6 +18,7 @@ use crate::gid::{LAST_ROW, choose_gid};
 use crate::ledger::Ledger;
 use crate::port;
 use crate::registry::QueuePairEntry;
+use crate::shared_receive::SrqHandle;
 use crate::transition;
 use crate::work::Work;
 
@@ -93,6 +94,8 @@ pub(crate) struct QueuePairHandle {
     connection: Mutex<Connection>,
     pub(crate) ledger: Arc<Ledger>,
     cq: Arc<CqHandle>,
+    /// Where its receives come from, unless it has its own.
+    srq: Option<Arc<SrqHandle>>,
     domain: Arc<DomainHandle>,
 }
 
@@ -106,21 +109,26 @@ unsafe impl Sync for QueuePairHandle {}
 pub(crate) fn create(
     domain: &Arc<DomainHandle>,
     cq: CqId,
+    srq: Option<SrqId>,
     config: &QueuePairConfig,
 ) -> Result<QueuePairParts, HcaError> {
     let context = domain.context();
     let failed = Failed { hca: context.name(), call: "ibv_create_qp", resource: "queue pairs or their memory" };
     context.check_alive()?;
-    check(domain, failed, config)?;
+    check(domain, failed, config, srq.is_some())?;
+    let srq = srq.map(|srq| srq_of(domain, failed, srq)).transpose()?;
     let cq = context.registry().cq(cq).ok_or_else(|| failed.invalid("no such completion queue on this HCA"))?;
-    let mut init = init_attr(&cq, config);
+    let mut init = init_attr(&cq, srq.as_deref(), config);
     let create = context.library().ibv_create_qp;
-    // SAFETY: domain and completion queue are live and outlive the queue pair (fields of the handle); the structure is
+    // SAFETY: domain, completion queue and shared receive queue are live and outlive the queue pair (fields of the handle); the structure is
     // read and written during the call only.
     let qp = NonNull::new(unsafe { create(domain.raw(), &raw mut init) }).ok_or_else(|| failed.with(errno()))?;
     // SAFETY: the library returned an initialised structure; the number never changes.
     let qp_num = unsafe { (*qp.as_ptr()).qp_num };
-    let ledger = Arc::new(Ledger::new(init.cap.max_send_wr, init.cap.max_recv_wr));
+    let ledger = Arc::new(match &srq {
+        Some(srq) => Ledger::sharing(init.cap.max_send_wr, &srq.slots),
+        None => Ledger::new(init.cap.max_send_wr, init.cap.max_recv_wr),
+    });
     cq.enlist(qp_num, &ledger);
     let entry = QueuePairEntry { qp_num, cq: cq.address() };
     context.registry().objects().queue_pairs.insert(qp.as_ptr().expose_provenance(), entry);
@@ -133,13 +141,19 @@ pub(crate) fn create(
         connection: Mutex::default(),
         ledger,
         cq,
+        srq,
         domain: Arc::clone(domain),
     });
     let work = Work::new(&handle, init.cap.max_inline_data);
     Ok(QueuePairParts { control: Arc::new(Control(handle)), work: Box::new(work) })
 }
 
-fn check(domain: &DomainHandle, failed: Failed<'_>, config: &QueuePairConfig) -> Result<(), HcaError> {
+fn srq_of(domain: &Arc<DomainHandle>, failed: Failed<'_>, srq: SrqId) -> Result<Arc<SrqHandle>, HcaError> {
+    let found = domain.context().registry().srq(srq).filter(|found| Arc::ptr_eq(found.domain(), domain));
+    found.ok_or_else(|| failed.invalid("no such shared receive queue in this protection domain"))
+}
+
+fn check(domain: &DomainHandle, failed: Failed<'_>, config: &QueuePairConfig, shares: bool) -> Result<(), HcaError> {
     let context = domain.context();
     let capabilities = context.capabilities();
     let unsupported = |what| HcaError::Unsupported { hca: context.name().to_owned(), what };
@@ -147,7 +161,7 @@ fn check(domain: &DomainHandle, failed: Failed<'_>, config: &QueuePairConfig) ->
     // Some drivers make a queue of none, others refuse it.
     for (what, value, least, most) in [
         ("send depth", config.send_depth, 1, capabilities.max_work_requests),
-        ("receive depth", config.recv_depth, 1, capabilities.max_work_requests),
+        ("receive depth", if shares { 1 } else { config.recv_depth }, 1, capabilities.max_work_requests),
         ("inline bytes", config.inline_bytes, 0, capabilities.max_inline_bytes),
     ] {
         if value < least || value > most {
@@ -160,16 +174,18 @@ fn check(domain: &DomainHandle, failed: Failed<'_>, config: &QueuePairConfig) ->
     Ok(())
 }
 
-fn init_attr(cq: &CqHandle, config: &QueuePairConfig) -> ibv_qp_init_attr {
+fn init_attr(cq: &CqHandle, srq: Option<&SrqHandle>, config: &QueuePairConfig) -> ibv_qp_init_attr {
     // SAFETY: integers and pointers (struct ibv_qp_init_attr, verbs.h); zero and null are valid.
     let mut init: ibv_qp_init_attr = unsafe { MaybeUninit::zeroed().assume_init() };
     init.send_cq = cq.raw();
     init.recv_cq = cq.raw();
     init.qp_type = if config.qp_type == QueuePairType::Ud { ibv_qp_type::IBV_QPT_UD } else { ibv_qp_type::IBV_QPT_RC };
     init.cap.max_send_wr = config.send_depth;
-    init.cap.max_recv_wr = config.recv_depth;
     init.cap.max_send_sge = 1;
-    init.cap.max_recv_sge = 1;
+    match srq {
+        Some(srq) => init.srq = srq.raw(),
+        None => (init.cap.max_recv_wr, init.cap.max_recv_sge) = (config.recv_depth, 1),
+    }
     init.cap.max_inline_data = config.inline_bytes;
     init
 }
@@ -181,6 +197,11 @@ impl QueuePairHandle {
 
     pub(crate) fn qp_type(&self) -> QueuePairType {
         self.qp_type
+    }
+
+    /// Whether its receives come from a shared queue.
+    pub(crate) fn shares(&self) -> bool {
+        self.srq.is_some()
     }
 
     pub(crate) fn domain(&self) -> &DomainHandle {

@@ -1,4 +1,5 @@
-//! What the event thread of a context must find: completion queues and queue pairs by address.
+//! What the event thread of a context must find: completion queues, shared receive queues and
+//! queue pairs by address.
 //!
 //! It holds raw pointers and no owners, so that no object ever ends on the event thread. An object leaves the registry
 //! before it is destroyed, under the same lock under which the thread uses it.
@@ -7,9 +8,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use gdrd_hal::{CqId, HcaEvent};
+use gdrd_hal::{CqId, HcaEvent, SrqId};
 
 use crate::completion::CqHandle;
+use crate::shared_receive::SrqHandle;
 
 /// Most events that wait for [`gdrd_hal::Hca::take_events`]; what is there already is not noted twice.
 const MAX_WAITING_EVENTS: usize = 1024;
@@ -30,12 +32,21 @@ pub(crate) struct CqEntry {
     pub(crate) handle: Weak<CqHandle>,
 }
 
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct SrqEntry {
+    pub(crate) id: SrqId,
+    pub(crate) handle: Weak<SrqHandle>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Objects {
     /// By address of the `ibv_qp`.
     pub(crate) queue_pairs: HashMap<usize, QueuePairEntry>,
     /// By address of the `ibv_cq`.
     pub(crate) cqs: HashMap<usize, CqEntry>,
+    /// By address of the `ibv_srq`.
+    pub(crate) srqs: HashMap<usize, SrqEntry>,
 }
 
 /// Of one context.
@@ -55,6 +66,12 @@ impl Registry {
     pub(crate) fn cq(&self, id: CqId) -> Option<Arc<CqHandle>> {
         let objects = self.objects();
         objects.cqs.values().find(|entry| entry.id == id)?.handle.upgrade()
+    }
+
+    /// The owner of a shared receive queue that its user still has.
+    pub(crate) fn srq(&self, id: SrqId) -> Option<Arc<SrqHandle>> {
+        let objects = self.objects();
+        objects.srqs.values().find(|entry| entry.id == id)?.handle.upgrade()
     }
 
     pub(crate) fn note(&self, event: HcaEvent) {

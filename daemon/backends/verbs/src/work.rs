@@ -1,22 +1,18 @@
 //! Posting: requests of gdrd-hal to work requests of verbs, in batches, without allocating.
 
-use std::mem::MaybeUninit;
+use std::cell::Cell;
 use std::ptr;
 use std::sync::Arc;
 
 use gdrd_hal::{
     AtomicScope, MAX_INLINE_BYTES, Opcode, PostError, QueuePairType, ReceiveRequest, WorkQueue, WorkRequest,
 };
-use rdma_sys::{
-    ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, rdma_t,
-};
+use rdma_sys::{ibv_post_recv, ibv_post_send, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, rdma_t};
 
 use crate::error::post_error;
 use crate::queue_pair::{Destination, QueuePairHandle, Stage};
+use crate::receives::{BATCH, Receives, place_of, zeroed_box};
 use crate::transition::UD_Q_KEY;
-
-/// Requests given to the device with one doorbell at most.
-const BATCH: usize = 16;
 
 /// A flush reads this much behind the writes: any read pushes them (InfiniBand specification vol. 1, 9.5, ordering).
 const FLUSH_BYTES: u32 = 1;
@@ -30,7 +26,7 @@ pub(crate) struct Work {
     next_send: u64,
     next_receive: u64,
     sends: Box<[ibv_send_wr; BATCH]>,
-    receives: Box<[ibv_recv_wr; BATCH]>,
+    receives: Receives,
     spans: Box<[ibv_sge; BATCH]>,
 }
 
@@ -38,16 +34,10 @@ pub(crate) struct Work {
 // are set anew before each use, and libibverbs is thread-safe (libibverbs README).
 unsafe impl Send for Work {}
 
-fn zeroed_box<T>() -> Box<MaybeUninit<T>> {
-    Box::new(MaybeUninit::zeroed())
-}
-
 impl Work {
     pub(crate) fn new(handle: &Arc<QueuePairHandle>, inline_bytes: u32) -> Self {
         // SAFETY: integers, pointers and unions of them (struct ibv_send_wr, verbs.h); zero and null are valid.
         let sends = unsafe { zeroed_box().assume_init() };
-        // SAFETY: as above (struct ibv_recv_wr).
-        let receives = unsafe { zeroed_box().assume_init() };
         // SAFETY: as above (struct ibv_sge).
         let spans = unsafe { zeroed_box().assume_init() };
         Self {
@@ -58,7 +48,7 @@ impl Work {
             next_send: 0,
             next_receive: 0,
             sends,
-            receives,
+            receives: Receives::new(),
             spans,
         }
     }
@@ -157,45 +147,6 @@ impl Work {
         }
         Ok(())
     }
-
-    fn ring_receives(&mut self, count: usize) -> Result<(), (usize, PostError)> {
-        for index in 1..count {
-            let next = self.receives.get_mut(index).map_or(ptr::null_mut(), ptr::from_mut);
-            if let Some(before) = self.receives.get_mut(index - 1) {
-                before.next = next;
-            }
-        }
-        let first = self.receives.as_mut_ptr();
-        let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is live; the list and its spans are valid during the call, which copies them.
-        let errno = unsafe { ibv_post_recv(self.handle.raw(), first, &raw mut bad) };
-        let taken = if errno == 0 { count } else { place_of(bad, first, count) };
-        self.next_receive = self.next_receive.wrapping_add(u64::try_from(taken).unwrap_or(0));
-        if errno == 0 { Ok(()) } else { Err((taken, post_error(errno))) }
-    }
-
-    fn prepare_receive(&mut self, index: usize, request: &ReceiveRequest) -> Result<(), PostError> {
-        let position = self.next_receive.wrapping_add(u64::try_from(index).unwrap_or(0));
-        if !self.handle.ledger.has_receive_room(position) {
-            return Err(PostError::Full);
-        }
-        let (Some(wr), Some(span)) = (self.receives.get_mut(index), self.spans.get_mut(index)) else {
-            return Err(PostError::Full);
-        };
-        *span = ibv_sge { addr: request.local.addr, length: request.local.len_bytes, lkey: request.local.lkey };
-        *wr = ibv_recv_wr {
-            wr_id: self.handle.ledger.note_receive(position, request.wr_id),
-            next: ptr::null_mut(),
-            sg_list: ptr::from_mut(span),
-            num_sge: i32::from(request.local.len_bytes > 0),
-        };
-        Ok(())
-    }
-}
-
-/// Place of the refused request in the batch. `bad` is compared, never followed.
-fn place_of<T>(bad: *mut T, first: *mut T, count: usize) -> usize {
-    (0..count).find(|place| ptr::eq(bad, first.wrapping_add(*place))).unwrap_or(0)
 }
 
 /// The local memory of a request; gives its length.
@@ -262,35 +213,31 @@ impl WorkQueue for Work {
     }
 
     fn post_recv(&mut self, requests: &[ReceiveRequest]) -> Result<(), (usize, PostError)> {
-        if self.handle.domain().context().is_gone() {
+        let Self { handle, receives, next_receive, .. } = self;
+        if handle.domain().context().is_gone() {
             return Err((0, PostError::Gone));
         }
-        if self.handle.stage() == Stage::Fresh {
+        if handle.shares() {
+            return Err((0, PostError::Unsupported));
+        }
+        if handle.stage() == Stage::Fresh {
             return Err((0, PostError::BadState));
         }
-        let mut posted = 0;
-        for batch in requests.chunks(BATCH) {
-            let mut prepared = 0;
-            let mut refused = None;
-            for request in batch {
-                match self.prepare_receive(prepared, request) {
-                    Ok(()) => prepared += 1,
-                    Err(error) => {
-                        refused = Some(error);
-                        break;
-                    }
-                }
-            }
-            if prepared > 0 {
-                self.ring_receives(prepared).map_err(|(taken, error)| (posted + taken, error))?;
-                posted += prepared;
-            }
-            if let Some(error) = refused {
-                return Err((posted, error));
-            }
-        }
-        if self.handle.stage() == Stage::Error || self.handle.ledger.has_failed() {
-            self.handle.flush_again();
+        let next = Cell::new(*next_receive);
+        let posted = receives.post(
+            requests,
+            |place, wr_id| {
+                let position = next.get().wrapping_add(u64::try_from(place).unwrap_or(0));
+                handle.ledger.note_receive(position, wr_id)
+            },
+            // SAFETY: the queue pair is live; the list and its spans are valid during the call, which copies them.
+            |first, bad| unsafe { ibv_post_recv(handle.raw(), first, bad) },
+            |taken, _| next.set(next.get().wrapping_add(u64::try_from(taken).unwrap_or(0))),
+        );
+        *next_receive = next.get();
+        posted?;
+        if handle.stage() == Stage::Error || handle.ledger.has_failed() {
+            handle.flush_again();
         }
         Ok(())
     }

@@ -8,8 +8,8 @@ use std::process::Command;
 use rdma_sys::{
     ibv_access_flags, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_event_type,
     ibv_gid_entry, ibv_global_route, ibv_mr, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_state, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_flags,
-    ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode,
+    ibv_qp_init_attr, ibv_qp_state, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_srq_attr, ibv_srq_attr_mask,
+    ibv_srq_init_attr, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode,
 };
 
 /// One question to the C compiler and our own answer.
@@ -76,6 +76,8 @@ fn facts() -> Vec<Fact> {
     layout!(facts, ibv_sge { addr, length, lkey });
     layout!(facts, ibv_recv_wr { wr_id, next, sg_list, num_sge });
     layout!(facts, ibv_send_wr { wr_id, next, sg_list, num_sge, opcode, send_flags, wr });
+    layout!(facts, ibv_srq_init_attr { srq_context, attr });
+    layout!(facts, ibv_srq_attr { max_wr, max_sge, srq_limit });
     layout!(facts, ibv_wc { wr_id, status, opcode, vendor_err, byte_len, qp_num, wc_flags });
     // The crate's own form of struct ibv_async_event: a union of pointers, then a 32-bit number.
     facts.push(("sizeof(struct ibv_async_event)".into(), 16));
@@ -86,7 +88,7 @@ fn facts() -> Vec<Fact> {
 }
 
 fn constants(facts: &mut Vec<Fact>) {
-    let numbers: [(&str, u32); 26] = [
+    let numbers: [(&str, u32); 30] = [
         ("IBV_ACCESS_LOCAL_WRITE", ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0),
         ("IBV_ACCESS_REMOTE_WRITE", ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0),
         ("IBV_ACCESS_REMOTE_READ", ibv_access_flags::IBV_ACCESS_REMOTE_READ.0),
@@ -112,6 +114,10 @@ fn constants(facts: &mut Vec<Fact>) {
         ("IBV_EVENT_CQ_ERR", ibv_event_type::IBV_EVENT_CQ_ERR as u32),
         ("IBV_EVENT_DEVICE_FATAL", ibv_event_type::IBV_EVENT_DEVICE_FATAL as u32),
         ("IBV_EVENT_PORT_ERR", ibv_event_type::IBV_EVENT_PORT_ERR as u32),
+        ("IBV_EVENT_SRQ_ERR", ibv_event_type::IBV_EVENT_SRQ_ERR as u32),
+        ("IBV_EVENT_SRQ_LIMIT_REACHED", ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED as u32),
+        ("IBV_EVENT_QP_LAST_WQE_REACHED", ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED as u32),
+        ("IBV_SRQ_LIMIT", ibv_srq_attr_mask::IBV_SRQ_LIMIT.0),
         ("IBV_EVENT_GID_CHANGE", ibv_event_type::IBV_EVENT_GID_CHANGE as u32),
     ];
     let number = |value: u32| usize::try_from(value).expect("32 bits fit a word");

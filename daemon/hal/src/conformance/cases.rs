@@ -1,6 +1,6 @@
 //! All cases with their needs, and the macro that makes one test of each.
 
-use super::{Case, Need, adopted, datagram, errors, gpu, queues, registration, states, transfer};
+use super::{Case, Need, adopted, datagram, errors, gpu, queues, registration, shared_receive, states, transfer};
 
 macro_rules! suite {
     (($dollar:tt) $($module:ident { $($name:ident [$($need:ident)*])* })*) => {
@@ -140,6 +140,16 @@ suite! {
         a_queue_pair_can_be_destroyed_with_work_posted [Rc]
         children_outlive_their_parents [Rc]
         queue_pairs_share_a_completion_queue [Rc]
+    }
+    shared_receive {
+        a_shared_receive_serves_whichever_queue_pair_a_message_comes_for [Rc SharedReceives]
+        a_message_waits_for_a_shared_receive [Rc SharedReceives]
+        a_shared_receive_queue_fills_up_and_polling_makes_room [Rc SharedReceives]
+        a_shared_receive_queue_that_runs_low_says_so_once [Rc SharedReceives]
+        a_queue_pair_that_ends_leaves_shared_receives_to_the_others [Rc SharedReceives]
+        queue_pairs_keep_their_shared_receive_queue [Rc SharedReceives]
+        shared_receive_queues_out_of_bounds_are_refused [Rc SharedReceives]
+        shared_receives_are_refused_where_the_capability_says_so [NoSharedReceives]
     }
     datagram {
         a_datagram_lands_behind_room_for_the_route_header [Ud]

@@ -16,6 +16,7 @@ mod gpu;
 mod queues;
 mod registration;
 mod rig;
+mod shared_receive;
 mod states;
 mod transfer;
 
@@ -89,6 +90,10 @@ pub enum Need {
     NoDmaBuf,
     /// Completion queues with an event fd.
     EventFd,
+    /// Shared receive queues.
+    SharedReceives,
+    /// No shared receive queues.
+    NoSharedReceives,
 }
 
 impl Need {
@@ -109,6 +114,8 @@ impl Need {
             Self::Gpu => fixture.gpu().is_some(),
             Self::DmaBuf => gpu_dma_buf() && capabilities.dma_buf,
             Self::NoDmaBuf => gpu_dma_buf() && !capabilities.dma_buf,
+            Self::SharedReceives => capabilities.max_shared_receives > 0,
+            Self::NoSharedReceives => capabilities.max_shared_receives == 0,
             Self::EventFd => hcas[0].create_cq(1).is_ok_and(|cq| cq.event_fd().is_some()),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use gdrd_hal::{
     CompletionQueue, CqId, Endpoint, Hca, HcaCapabilities, HcaError, HcaEvent, MemoryRegion, MemorySource, Opcode,
     PortAttributes, PostError, ProtectionDomain, QueuePair, QueuePairConfig, QueuePairParts, QueuePairState,
-    ReceiveRequest, WorkCompletion, WorkQueue, WorkRequest, WorkStatus,
+    ReceiveRequest, SharedReceiveQueue, SrqId, WorkCompletion, WorkQueue, WorkRequest, WorkStatus,
 };
 use gdrd_sim::Provider;
 
@@ -103,6 +103,12 @@ impl ProtectionDomain for Fake {
     fn create_queue_pair(&self, _: CqId, _: &QueuePairConfig) -> Result<QueuePairParts, HcaError> {
         let owner = Arc::new(Owner(self.clone()));
         Ok(QueuePairParts { control: Arc::clone(&owner) as Arc<dyn QueuePair>, work: Box::new(Work(owner)) })
+    }
+    fn create_shared_receive_queue(&self, _: u32) -> Result<Box<dyn SharedReceiveQueue>, HcaError> {
+        Err(Self::gone())
+    }
+    fn create_queue_pair_on(&self, _: CqId, _: SrqId, _: &QueuePairConfig) -> Result<QueuePairParts, HcaError> {
+        Err(Self::gone())
     }
 }
 
