@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::range::Ranges;
 
 /// Keys of the table; the defaults are those of the backend.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct VerbsKeys {
     /// Row of the GID table; unset chooses.
@@ -15,8 +15,19 @@ pub(crate) struct VerbsKeys {
     traffic_class: u8,
     service_level: u8,
     pkey_index: u16,
+    ack_timeout: u8,
+    retry_count: u8,
     /// Whether sessions may have contexts of their own.
     pub(super) direct: bool,
+}
+
+impl Default for VerbsKeys {
+    fn default() -> Self {
+        let Options { gid_index, traffic_class, service_level, pkey_index, ack_timeout_exponent, retry_count } =
+            Options::default();
+        let ack_timeout = ack_timeout_exponent;
+        Self { gid_index, traffic_class, service_level, pkey_index, ack_timeout, retry_count, direct: false }
+    }
 }
 
 impl VerbsKeys {
@@ -24,6 +35,9 @@ impl VerbsKeys {
         // `sgid_index` of struct ibv_global_route has 8 bits.
         ranges.within("verbs.gid_index", self.gid_index.unwrap_or(0).into(), 0, 255);
         ranges.within("verbs.service_level", self.service_level.into(), 0, 15);
+        // 0 would wait for a dead peer without end.
+        ranges.within("verbs.ack_timeout", self.ack_timeout.into(), 1, 31);
+        ranges.within("verbs.retry_count", self.retry_count.into(), 0, 7);
     }
 
     pub(crate) fn options(&self) -> Options {
@@ -32,6 +46,8 @@ impl VerbsKeys {
             traffic_class: self.traffic_class,
             service_level: self.service_level,
             pkey_index: self.pkey_index,
+            ack_timeout_exponent: self.ack_timeout,
+            retry_count: self.retry_count,
         }
     }
 }

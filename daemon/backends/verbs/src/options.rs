@@ -1,7 +1,9 @@
 //! What an operator may choose for all devices.
 
+use gdrd_hal::{ACK_TIMEOUT_EXPONENT, RETRY_COUNT};
+
 /// Settings of queue pairs; the defaults fit most fabrics.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Row of the GID table to use on every port; `None` chooses as [`crate::choose_gid`] says.
     pub gid_index: Option<u16>,
@@ -12,4 +14,22 @@ pub struct Options {
     pub service_level: u8,
     /// Row of the port's P_Key table.
     pub pkey_index: u16,
+    /// Time to an acknowledgement before a try is made anew: 4.096 us times two to this, 1 to 31 (`timeout`, ibv_modify_qp(3)).
+    /// Devices may take up to four times as long (InfiniBand specification vol. 1, 9.7.6.1.3).
+    pub ack_timeout_exponent: u8,
+    /// Tries after the first before a request fails, 0 to 7 (`retry_cnt`). Soft RoCE takes 7 for without end.
+    pub retry_count: u8,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            gid_index: None,
+            traffic_class: 0,
+            service_level: 0,
+            pkey_index: 0,
+            ack_timeout_exponent: ACK_TIMEOUT_EXPONENT,
+            retry_count: RETRY_COUNT,
+        }
+    }
 }

@@ -408,7 +408,7 @@ impl QueuePair for Control {
         };
         self.step("ibv_modify_qp to RTR", transition::receive(qp_type, remote, path_mtu, way, reads))
             .map_err(|error| toward(remote.gid, error))?;
-        let ready = self.step("ibv_modify_qp to RTS", transition::send(qp_type, local.psn, reads));
+        let ready = self.step("ibv_modify_qp to RTS", transition::send(qp_type, local.psn, reads, context.options()));
         if ready.is_err() {
             self.0.flush_again();
         }

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use gdrd_hal::{ACK_TIMEOUT_EXPONENT, AtomicScope, Endpoint, LinkLayer, QueuePairType, RETRY_COUNT, RNR_RETRY};
+use gdrd_hal::{AtomicScope, Endpoint, LinkLayer, QueuePairType, RNR_RETRY};
 use rdma_sys::{
     ibv_access_flags, ibv_ah_attr, ibv_mtu, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state,
 };
@@ -168,15 +168,20 @@ pub(crate) fn receive(
 }
 
 /// RTR to RTS.
-pub(crate) fn send(qp_type: QueuePairType, psn: u32, reads: ReadLimits) -> (ibv_qp_attr, ibv_qp_attr_mask) {
+pub(crate) fn send(
+    qp_type: QueuePairType,
+    psn: u32,
+    reads: ReadLimits,
+    options: &Options,
+) -> (ibv_qp_attr, ibv_qp_attr_mask) {
     let mut attr = zeroed_attr();
     attr.qp_state = ibv_qp_state::IBV_QPS_RTS;
     attr.sq_psn = psn;
     if qp_type == QueuePairType::Ud {
         return (attr, mask(&[ibv_qp_attr_mask::IBV_QP_STATE, ibv_qp_attr_mask::IBV_QP_SQ_PSN]));
     }
-    attr.timeout = ACK_TIMEOUT_EXPONENT;
-    attr.retry_cnt = RETRY_COUNT;
+    attr.timeout = options.ack_timeout_exponent;
+    attr.retry_cnt = options.retry_count;
     attr.rnr_retry = RNR_RETRY;
     attr.max_rd_atomic = reads.as_initiator;
     let parts = [
@@ -221,10 +226,11 @@ mod tests {
         let (rtr, rtr_mask) = receive(QueuePairType::Rc, &remote, ibv_mtu::IBV_MTU_1024, zeroed_ah(), reads);
         assert_eq!((rtr.dest_qp_num, rtr.rq_psn, rtr.max_dest_rd_atomic), (17, 77, 4));
         assert_ne!(rtr_mask.0 & ibv_qp_attr_mask::IBV_QP_AV.0, 0);
-        let (rts, _) = send(QueuePairType::Rc, 5, reads);
+        let patient = Options { ack_timeout_exponent: 20, retry_count: 3, ..Options::default() };
+        let (rts, _) = send(QueuePairType::Rc, 5, reads, &patient);
         assert_eq!(
             (rts.sq_psn, rts.retry_cnt, rts.rnr_retry, rts.timeout, rts.max_rd_atomic),
-            (5, RETRY_COUNT, RNR_RETRY, ACK_TIMEOUT_EXPONENT, 2)
+            (5, 3, RNR_RETRY, 20, 2)
         );
         let (_, datagram) = receive(QueuePairType::Ud, &remote, ibv_mtu::IBV_MTU_1024, zeroed_ah(), reads);
         assert_eq!(datagram.0, ibv_qp_attr_mask::IBV_QP_STATE.0);
