@@ -7,15 +7,17 @@
 mod common;
 
 use common::peer::Peer;
-use common::{CHUNK_BYTES, Side, daemon, number, text};
+use common::{CHUNK_BYTES, PATIENT, Side, daemon, daemon_with, number, text};
 use gdrd_harness::script::{Command, Local, Remote, Work};
 use gdrd_harness::{Daemon, Puppet, User, wait_until};
 use gdrd_vm::monitor::Monitor;
 use gdrd_vm::{HCA, NETDEV, ip, kernel_holds, node, run};
 
 const BUFFER_BYTES: u64 = 2 << 20;
-/// Seconds of writing on this wire, of one queue of requests: a fault is always in the middle of it.
+/// Writes under way at once, of one queue of requests.
 const WRITES: u64 = 96;
+/// Minutes of writing.
+const MAX_WRITES: u64 = 1 << 14;
 const TENANTS: [User; 2] = [User::Uid(1001), User::Uid(1002)];
 const ADDRESS: &str = "10.77.0.1/24";
 
@@ -48,31 +50,42 @@ fn moves(peer: &mut Peer, side: &mut Side, blob: &str, seed: u64) {
     }
 }
 
-/// Writes the buffer over and over, and does not wait for any of it.
+/// Writes one chunk of the buffer after the other, over and over.
+fn write(blob: &str, wr_id: u64) -> Work {
+    let offset = wr_id * u64::from(CHUNK_BYTES) % BUFFER_BYTES;
+    Work::Write { local: Local::new("b", offset, CHUNK_BYTES), remote: Remote::new(blob, offset), imm: None }
+}
+
+/// Begins to write, and does not wait for any of it.
 fn start_writing(side: &mut Side, blob: &str) {
-    let write = |chunk: u64| {
-        let offset = chunk * u64::from(CHUNK_BYTES) % BUFFER_BYTES;
-        Work::Write { local: Local::new("b", offset, CHUNK_BYTES), remote: Remote::new(blob, offset), imm: None }
-    };
-    side.post(0, (0..WRITES).map(write).collect());
+    side.post(0, (0..WRITES).map(|wr_id| write(blob, wr_id)).collect());
 }
 
 /// What a request tells whose peer does not answer.
 const UNANSWERED: &str = "RETRY_EXC_ERR";
 const FLUSHED: &str = "WR_FLUSH_ERR";
 
-/// All writes end in the order of their posts: with success, then the first that met the fault tells it, the rest are
-/// flushed.
-fn assert_writing_was_ended_by_the_fault(side: &mut Side, told_as: &[&str]) {
-    let completion = |wr_id| {
+/// Goes on writing until the fault is met, however long that takes. All ends in the order of the posts: with success, then the
+/// first that met the fault tells it, the rest are flushed.
+fn assert_writing_is_ended_by_the_fault(side: &mut Side, blob: &str, told_as: &[&str]) {
+    let next = |side: &mut Side, wr_id| {
         let completion = side.completion();
         assert_eq!(number(&completion["wr_id"]), wr_id, "in order");
         text(&completion["status"])
     };
-    let statuses: Vec<String> = (0..WRITES).map(completion).collect();
-    let bad: Vec<&str> = statuses.iter().map(String::as_str).skip_while(|status| *status == "SUCCESS").collect();
-    assert!(bad.first().is_some_and(|status| told_as.contains(status)), "{statuses:?}");
-    assert!(bad.iter().skip(1).all(|status| *status == FLUSHED), "{statuses:?}");
+    let mut wr_id = 0;
+    let told = loop {
+        let status = next(side, wr_id);
+        wr_id += 1;
+        if status != "SUCCESS" {
+            break status;
+        }
+        assert!(wr_id < MAX_WRITES, "no fault was met");
+        side.post(wr_id + WRITES - 1, vec![write(blob, wr_id + WRITES - 1)]);
+    };
+    assert!(told_as.contains(&told.as_str()), "{told}");
+    let rest: Vec<String> = (wr_id..wr_id + WRITES - 1).map(|wr_id| next(side, wr_id)).collect();
+    assert!(rest.iter().all(|status| status == FLUSHED), "{rest:?}");
 }
 
 fn await_active_port() {
@@ -93,7 +106,7 @@ fn outlives(begin: impl Fn(), end: impl Fn()) {
         let [(side, blob), _] = &mut sides;
         start_writing(side, blob);
         begin();
-        assert_writing_was_ended_by_the_fault(side, &[UNANSWERED]);
+        assert_writing_is_ended_by_the_fault(side, blob, &[UNANSWERED]);
         end();
         await_active_port();
         peer.trade("over");
@@ -130,7 +143,7 @@ fn a_frozen_host_ends_what_is_sent_to_it_and_serves_again_once_it_goes_on() {
 fn addresses_come_and_go_and_end_only_the_queue_pairs_that_use_them() {
     let before = held();
     let mut peer = Peer::meet();
-    let daemon = daemon();
+    let daemon = daemon_with(PATIENT);
     let address = |verb: &str, address: &str| ip(&["addr", verb, address, "dev", NETDEV]);
     let (mut side, blob) = meet(&mut peer, &daemon, TENANTS[0]);
     if node() == 1 {
@@ -143,7 +156,7 @@ fn addresses_come_and_go_and_end_only_the_queue_pairs_that_use_them() {
         start_writing(&mut side, &blob);
         address("del", ADDRESS);
         // rxe moves a queue pair without a source address to ERR itself, and flushes the request that told it too.
-        assert_writing_was_ended_by_the_fault(&mut side, &[UNANSWERED, FLUSHED]);
+        assert_writing_is_ended_by_the_fault(&mut side, &blob, &[UNANSWERED, FLUSHED]);
         address("add", ADDRESS);
     }
     peer.trade("over");
@@ -197,7 +210,7 @@ fn a_client_killed_in_mid_write_leaves_nothing_and_disturbs_nobody() {
 #[test]
 fn a_lossy_and_slow_wire_delays_and_loses_nothing() {
     let mut peer = Peer::meet();
-    let daemon = daemon();
+    let daemon = daemon_with(PATIENT);
     let (mut side, blob) = meet(&mut peer, &daemon, User::Own);
     if node() == 1 {
         run("tc", &["qdisc", "add", "dev", NETDEV, "root", "netem", "delay", "20ms", "loss", "3%"]);
@@ -224,7 +237,7 @@ fn then_a_killed_host_ends_what_is_sent_to_it_and_leaves_nothing() {
     }
     start_writing(&mut side, &blob);
     Monitor::of_peer().last_command("quit");
-    assert_writing_was_ended_by_the_fault(&mut side, &[UNANSWERED]);
+    assert_writing_is_ended_by_the_fault(&mut side, &blob, &[UNANSWERED]);
     drop(side);
     assert!(daemon.stop().success());
     assert_eq!(held(), before);

@@ -6,7 +6,7 @@ mod common;
 
 use common::peer::Peer;
 use common::perftest::{Perftest, print_ratio};
-use common::{Side, daemon, number, text};
+use common::{PATIENT, Side, daemon_with, number, text};
 use gdrd_harness::script::{Command, Local, Remote, Work};
 use gdrd_harness::{Puppet, User};
 use gdrd_vm::node;
@@ -23,7 +23,7 @@ const TENANTS: [User; 2] = [User::Uid(1001), User::Uid(1002)];
 #[test]
 fn two_daemons_move_a_buffer_between_two_hosts() {
     let mut peer = Peer::meet();
-    let daemon = daemon();
+    let daemon = daemon_with(PATIENT);
     let mut side = Side::new(&daemon, User::Own, BUFFER_BYTES);
     let endpoint = peer.trade(&side.endpoint.clone());
     let blob = peer.trade(&side.blob.clone());
@@ -42,7 +42,7 @@ fn two_daemons_move_a_buffer_between_two_hosts() {
 #[test]
 fn a_killed_client_is_told_to_its_peer_and_another_tenant_goes_on() {
     let mut peer = Peer::meet();
-    let daemon = daemon();
+    let daemon = daemon_with(PATIENT);
     let mut sides = TENANTS.map(|user| Side::new(&daemon, user, SMALL_BYTES));
     let blobs = sides.each_mut().map(|side| {
         let endpoint = peer.trade(&side.endpoint.clone());
@@ -79,7 +79,7 @@ const GRH_BYTES: u64 = 40;
 #[test]
 fn datagrams_reach_the_other_host_and_none_that_has_no_receive() {
     let mut peer = Peer::meet();
-    let daemon = daemon();
+    let daemon = daemon_with(PATIENT);
     let mut side = Side::new(&daemon, User::Own, SMALL_BYTES);
     let make = Command::DatagramQueuePair { queue_pair: "d".into(), hca: gdrd_vm::HCA.into() };
     let endpoint = peer.trade(&text(&side.puppet.run(make)["endpoint"]));
@@ -113,7 +113,7 @@ fn datagrams_reach_the_other_host_and_none_that_has_no_receive() {
 #[test]
 fn perftest_runs_beside_it_as_the_reference() {
     let mut peer = Peer::meet();
-    let daemon = daemon();
+    let daemon = daemon_with(PATIENT);
     let mut side = Side::new(&daemon, User::Own, SMALL_BYTES);
     let endpoint = peer.trade(&side.endpoint.clone());
     side.connect_to(&endpoint);

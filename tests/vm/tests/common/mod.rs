@@ -141,6 +141,10 @@ pub(crate) fn daemon() -> Daemon {
     daemon_with("")
 }
 
+/// Configuration that waits seconds for a peer: a guest whose emulator gets no CPU answers late, and a test that wants an answer
+/// must not take that for a dead one.
+pub(crate) const PATIENT: &str = "[verbs]\nack_timeout = 18\n";
+
 /// The same with more configuration.
 pub(crate) fn daemon_with(more: &str) -> Daemon {
     start(DaemonOptions::default(), more)
