@@ -203,7 +203,9 @@ pub enum EngineError {
         problem: String,
     },
     /// The daemon has no file descriptors or memory left for what goes with an answer.
-    #[error("out of descriptors: {problem}; raise the daemon's limit on open files")]
+    #[error(
+        "out of descriptors: {problem}; raise the daemon's RLIMIT_NOFILE (LimitNOFILE= of its unit), or fs.file-max"
+    )]
     OutOfDescriptors {
         /// What the kernel said.
         problem: String,
@@ -220,6 +222,12 @@ pub enum EngineError {
         /// GPU memory, RDMA.
         what: &'static str,
         /// Why.
+        problem: String,
+    },
+    /// No port of the HCA is active.
+    #[error("{problem}; see 'gdrctl topo' for their states, or name a port")]
+    PortsDown {
+        /// Which HCA.
         problem: String,
     },
     /// A device was lost while it was needed.
@@ -281,6 +289,7 @@ impl EngineError {
             | Self::OutOfDescriptors { .. } => ErrorKind::ResourceExhausted,
             Self::Unsupported { .. }
             | Self::Absent { .. }
+            | Self::PortsDown { .. }
             | Self::DeviceLost { .. }
             | Self::PeerUnreachable { .. }
             | Self::Driver { .. }
@@ -322,6 +331,7 @@ impl EngineError {
             Self::OutOfDescriptors { .. } => "OUT_OF_DESCRIPTORS",
             Self::Unsupported { .. } => "UNSUPPORTED",
             Self::Absent { .. } => "HARDWARE_ABSENT",
+            Self::PortsDown { .. } => "PORTS_DOWN",
             Self::DeviceLost { .. } => "DEVICE_LOST",
             Self::PeerUnreachable { .. } => "PEER_UNREACHABLE",
             Self::Driver { .. } => "DRIVER_FAILED",

@@ -36,6 +36,16 @@ pub enum GpuMemoryError {
         /// What is free, bytes.
         free_bytes: u64,
     },
+    /// This process, or the whole system, has no file descriptor left for the memory.
+    #[error("{call} on gpu {uuid}: {reason}")]
+    OutOfDescriptors {
+        /// The call.
+        call: &'static str,
+        /// The GPU.
+        uuid: String,
+        /// What the kernel said.
+        reason: String,
+    },
     /// The GPU is lost (Xid, fell off the bus) or drained.
     #[error("gpu {uuid} is lost: {reason}")]
     Lost {

@@ -125,7 +125,11 @@ pub(crate) fn receive<T: DeserializeOwned>(
     if received.bytes == 0 && fds.is_empty() {
         return Err(ReceiveError::Ended);
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // The kernel drops what finds no free number (unix(7)).
+        return Err(ReceiveError::Malformed("its descriptors were cut off; RLIMIT_NOFILE may be reached".to_owned()));
+    }
+    if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(ReceiveError::Malformed("cut off".to_owned()));
     }
     let bytes = bytes.get(..received.bytes).unwrap_or_default();

@@ -72,6 +72,16 @@ impl GpuCore {
         GpuMemoryError::Driver { call, uuid: self.uuid(), reason: reason.to_string() }
     }
 
+    /// What the kernel refused.
+    fn kernel(&self, call: &'static str, errno: Errno) -> GpuMemoryError {
+        match errno {
+            Errno::MFILE | Errno::NFILE => {
+                GpuMemoryError::OutOfDescriptors { call, uuid: self.uuid(), reason: errno.to_string() }
+            }
+            errno => self.driver(call, errno),
+        }
+    }
+
     pub(crate) fn usage(&self) -> GpuMemoryUsage {
         let total_bytes = self.spec.memory_bytes;
         GpuMemoryUsage { total_bytes, free_bytes: total_bytes - *lock(&self.used_bytes) }
@@ -106,7 +116,7 @@ impl GpuCore {
                 Errno::NODEV => {
                     Err(GpuMemoryError::Lost { uuid: self.uuid(), reason: "by the fault script".to_owned() })
                 }
-                errno => Err(self.driver(name, format!("{errno} by the fault script"))),
+                errno => Err(self.kernel(name, errno)),
             },
         }
     }
@@ -158,8 +168,8 @@ impl GpuMemory for SimGpuMemory {
         gpu.admit(&self.fabric, "allocate", Call::Allocate, len_bytes)?;
         gpu.check_length(len_bytes)?;
         let booking = gpu.book(len_bytes)?;
-        let own = create(&gpu.spec.name, len_bytes).map_err(|errno| gpu.driver("memfd_create", errno))?;
-        let shared = reopen(&own).map_err(|errno| gpu.driver("open", errno))?;
+        let own = create(&gpu.spec.name, len_bytes).map_err(|errno| gpu.kernel("memfd_create", errno))?;
+        let shared = reopen(&own).map_err(|errno| gpu.kernel("open", errno))?;
         Ok(Box::new(Allocation {
             fabric: Arc::clone(&self.fabric),
             booking,
@@ -186,7 +196,7 @@ impl GpuMemory for SimGpuMemory {
         }
         let own = match kept.dma_buf {
             Some(own) => own,
-            None => reopen(&shared).map_err(|errno| gpu.driver("open", errno))?,
+            None => reopen(&shared).map_err(|errno| gpu.kernel("open", errno))?,
         };
         let booking = gpu.book(len_bytes)?;
         let (fabric, has_dma_buf) = (Arc::clone(&self.fabric), self.dma_buf);
@@ -251,7 +261,7 @@ impl GpuAllocation for Allocation {
     fn scrub(&self) -> Result<(), GpuMemoryError> {
         let gpu = &self.booking.gpu;
         gpu.admit(&self.fabric, "scrub", Call::Scrub, self.len_bytes())?;
-        let mapped = self.mapped().map_err(|errno| gpu.driver("mmap", errno))?;
+        let mapped = self.mapped().map_err(|errno| gpu.kernel("mmap", errno))?;
         overwrite(&self.own, mapped).map_err(|errno| gpu.driver("scrub", errno))
     }
 }

@@ -66,6 +66,10 @@ id!(
 pub(crate) enum FailureKind {
     /// The GPU or the host has not that much memory.
     OutOfMemory,
+    /// The daemon, or the system, has no file descriptor left.
+    OutOfDescriptors,
+    /// No port of the HCA is active.
+    PortsDown,
     /// A limit of the HCA.
     Exhausted,
     /// The provider cannot.

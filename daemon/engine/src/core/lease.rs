@@ -100,8 +100,11 @@ impl Core {
         };
         let key = PoolKey { place: resolved.place, len_bytes, hcas: resolved.hcas, signal: request.signal };
         self.check_session_limits(session.holds.len(), session.waiting.len())?;
-        self.check_descriptors()?;
         let tenant = self.tenants.get(&session.tenant).ok_or(EngineError::SessionEnded)?;
+        // A buffer that is at hand has its descriptors.
+        if tenant.pools.get(&key).is_none_or(|pool| pool.ready.is_empty()) {
+            self.check_descriptors()?;
+        }
         tenant.may_promise(key.len_bytes, key.registrations(), limits.registration_slots)?;
         Ok(key)
     }

@@ -43,7 +43,7 @@ mod slots;
 mod stats;
 mod tenant;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};

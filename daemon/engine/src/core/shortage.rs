@@ -24,7 +24,9 @@ impl Core {
     /// There is no memory behind it: once idle memory has made room it is tried again, else it is forgotten.
     pub(super) fn allocation_failed(&mut self, id: AllocationId, failure: &Failure) {
         self.counters.allocation_failures += 1;
-        if failure.kind == FailureKind::OutOfMemory && self.starve(id, failure) {
+        // Idle memory has descriptors too.
+        let short = matches!(failure.kind, FailureKind::OutOfMemory | FailureKind::OutOfDescriptors);
+        if short && self.starve(id, failure) {
             return;
         }
         let kept = self.drop_failed(id, failure);
@@ -189,6 +191,8 @@ pub(crate) fn error_of(failure: &Failure) -> EngineError {
     let problem = failure.message.clone();
     match failure.kind {
         FailureKind::OutOfMemory => EngineError::OutOfMemory { problem },
+        FailureKind::OutOfDescriptors => EngineError::OutOfDescriptors { problem },
+        FailureKind::PortsDown => EngineError::PortsDown { problem },
         FailureKind::Exhausted => EngineError::HcaExhausted { problem },
         FailureKind::Unsupported => EngineError::Unsupported { problem },
         FailureKind::Lost => EngineError::DeviceLost { problem },

@@ -1,6 +1,10 @@
 //! From backend errors to what the state machine tells apart.
 
+use std::error::Error;
+use std::io;
+
 use gdrd_hal::{GpuMemoryError, HcaError};
+use rustix::io::Errno;
 
 use crate::broker::{BrokerError, LandingError};
 use crate::core::{Failure, FailureKind, HcaIndex};
@@ -8,6 +12,7 @@ use crate::core::{Failure, FailureKind, HcaIndex};
 pub(super) fn of_gpu(error: &GpuMemoryError) -> Failure {
     let kind = match error {
         GpuMemoryError::OutOfMemory { .. } => FailureKind::OutOfMemory,
+        GpuMemoryError::OutOfDescriptors { .. } => FailureKind::OutOfDescriptors,
         GpuMemoryError::Lost { .. } => FailureKind::Lost,
         // Lengths and UUIDs are ours, not the caller's.
         _ => FailureKind::Driver,
@@ -43,15 +48,49 @@ pub(super) fn of_landing(hca: HcaIndex, error: &LandingError) -> Failure {
     }
 }
 
-/// The kernel had no memory or descriptors for us.
-pub(super) fn of_kernel(what: &str, error: &dyn std::fmt::Display) -> Failure {
-    out_of_memory(&format_args!("{what}: {error}"))
-}
-
-pub(super) fn out_of_memory(error: &dyn std::fmt::Display) -> Failure {
-    Failure { kind: FailureKind::OutOfMemory, hca: None, message: error.to_string() }
+/// The kernel had no memory for us, or no descriptor.
+pub(super) fn of_kernel(what: &str, error: &(dyn Error + 'static)) -> Failure {
+    let (mut kind, mut message) = (FailureKind::OutOfMemory, what.to_owned());
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        let io = cause.downcast_ref::<io::Error>().and_then(Errno::from_io_error);
+        let errno = io.or_else(|| cause.downcast_ref::<Errno>().copied());
+        if matches!(errno, Some(Errno::MFILE | Errno::NFILE)) {
+            kind = FailureKind::OutOfDescriptors;
+        }
+        // Some say their cause themselves.
+        let text = cause.to_string();
+        if !message.contains(&text) {
+            message = format!("{message}: {text}");
+        }
+        next = cause.source();
+    }
+    Failure { kind, hca: None, message }
 }
 
 fn on(hca: HcaIndex, kind: FailureKind, error: &dyn std::fmt::Display) -> Failure {
     Failure { kind, hca: Some(hca), message: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use gdrd_shm::ShmError;
+
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_is_told_from_one_of_memory_however_deep_it_lies() {
+        for (errno, kind) in [
+            (Errno::MFILE, FailureKind::OutOfDescriptors),
+            (Errno::NFILE, FailureKind::OutOfDescriptors),
+            (Errno::NOMEM, FailureKind::OutOfMemory),
+        ] {
+            let deep = ShmError::Kernel { call: "memfd_create", len_bytes: 4096, source: errno };
+            for error in [&deep as &(dyn Error + 'static), &errno, &io::Error::from(errno)] {
+                let failure = of_kernel("ring", error);
+                assert_eq!(failure.kind, kind, "{}", failure.message);
+                assert!(failure.message.contains(&errno.to_string()), "{}", failure.message);
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::Runtime;
 use super::executor::Lane;
-use super::failure::{of_broker, of_gpu, of_hca, of_kernel, of_landing, out_of_memory};
+use super::failure::{of_broker, of_gpu, of_hca, of_kernel, of_landing};
 use super::host_memory::{HostMemory, Pages};
 use super::objects::{Bytes, Memory, Objects, QueuePairObjects, Registered, possible};
 use super::regions::{self, NewRegion};
@@ -117,7 +117,7 @@ fn allocate(
         Place::Gpu(gpu) => (allocate_on_gpu(runtime, gpu, len_bytes, ahead)?, Lane::Gpu(gpu)),
         Place::Host(node) => {
             let pages = Pages { node: runtime.own_node(node), huge: runtime.config.pool.host_huge_pages };
-            let memory = HostMemory::allocate(len_bytes, pages).map_err(|error| out_of_memory(&error))?;
+            let memory = HostMemory::allocate(len_bytes, pages).map_err(|error| of_kernel("allocate", &error))?;
             (Bytes::Host(memory), Lane::Host)
         }
     };
@@ -299,7 +299,7 @@ fn port_of(device: &dyn Hca, index: HcaIndex, asked: u8) -> Result<u8, Failure> 
     let ports = device.ports().map_err(|error| of_hca(index, &error))?;
     let active = ports.iter().find(|port| port.state == PortState::Active);
     active.map(|port| port.port_num).ok_or_else(|| Failure {
-        kind: FailureKind::Driver,
+        kind: FailureKind::PortsDown,
         hca: Some(index),
         message: format!("{} has no active port", device.name()),
     })
@@ -317,23 +317,12 @@ fn connect(runtime: &Runtime, id: QueuePairId, hca: HcaIndex, remote: &Endpoint)
 
 #[cfg(test)]
 mod tests {
-    use gdrd_hal::{Gid, LinkLayer};
-
     use super::*;
+    use crate::core::tests::queue_pairs::remote;
 
     #[test]
     fn connecting_has_a_bound_of_its_own() {
-        let remote = Endpoint {
-            qp_num: 7,
-            port_num: 1,
-            gid: Gid([1; 16]),
-            gid_index: 3,
-            lid: 0,
-            psn: 0,
-            mtu_bytes: 4096,
-            link_layer: LinkLayer::Ethernet,
-        };
-        let connect = Job::ConnectQueuePair { queue_pair: QueuePairId(1), hca: HcaIndex(0), remote };
+        let connect = Job::ConnectQueuePair { queue_pair: QueuePairId(1), hca: HcaIndex(0), remote: remote() };
         assert_eq!(lane_of(&connect, &Objects::default()), Lane::Fabric);
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use gdrd_engine::{AcquireRequest, ErrorKind, LeaseEventKind, LeaseState, MemoryPlace, ProbeOutcome, Probed, Viewer};
+use gdrd_engine::{
+    AcquireRequest, ErrorKind, LeaseEventKind, LeaseState, MemoryPlace, ProbeOutcome, Probed, QueuePairRequest,
+    QueuePairType, Viewer,
+};
 use gdrd_ring::{Operation, Status};
 use gdrd_sim::{SimHost, SimSpec};
 
@@ -21,6 +24,34 @@ fn a_registration_that_fails_on_one_hca_leaves_nothing_half_made() {
     assert_eq!((world.stat("gdrd_registrations"), world.stat("gdrd_leases")), (0, 0));
     // The next one works.
     let _grant = world.acquire(session);
+}
+
+#[test]
+fn a_lack_of_descriptors_is_no_lack_of_gpu_memory() {
+    let world = World::new();
+    let session = world.session(1);
+    world.sim.inject_text("allocate: fail emfile times 1").expect("a script");
+    let refused = world.try_acquire(session, request("GPU0", MIB)).expect_err("none is left");
+    assert_eq!((refused.kind(), refused.reason()), (ErrorKind::ResourceExhausted, "OUT_OF_DESCRIPTORS"));
+    assert!(refused.to_string().contains("RLIMIT_NOFILE"), "{refused}");
+    world.acquire(session);
+}
+
+#[test]
+fn a_queue_pair_on_an_hca_without_an_active_port_is_refused_for_the_port() {
+    let world = World::new();
+    let session = world.session(1);
+    world.sim.inject_text("hca mlx5_2: link-down port 1").expect("a script");
+    let wanted = QueuePairRequest {
+        hca: "mlx5_2".to_owned(),
+        gpu: String::new(),
+        port_num: 0,
+        qp_type: QueuePairType::Rc,
+        send_depth: 0,
+        recv_depth: 0,
+    };
+    let refused = world.engine.create_queue_pair(session, wanted).wait().expect_err("no port");
+    assert_eq!((refused.kind(), refused.reason()), (ErrorKind::Unavailable, "PORTS_DOWN"), "{refused}");
 }
 
 #[test]

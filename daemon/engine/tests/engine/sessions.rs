@@ -258,3 +258,17 @@ fn one_tenant_cannot_take_the_descriptors_that_others_need_to_connect() {
     assert_eq!(refused.reason(), "LIMIT_DESCRIPTORS");
     assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
 }
+
+#[test]
+fn a_buffer_that_is_ready_is_lent_at_the_limit_of_descriptors() {
+    let mut config = config();
+    config.limits.max_descriptors = 6;
+    let world = World::with(config);
+    let session = world.session(1);
+    let lease = world.lease(session);
+    let refused = world.try_acquire(session, request("GPU0", 2 * MIB)).expect_err("it takes descriptors");
+    assert_eq!(refused.reason(), "LIMIT_DESCRIPTORS");
+    world.release(session, lease);
+    world.settle();
+    world.acquire(session);
+}

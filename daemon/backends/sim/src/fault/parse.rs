@@ -173,7 +173,7 @@ fn parse_cost(what: &mut Words<'_>) -> Result<Effect, String> {
 }
 
 fn parse_errno(word: &str) -> Result<i32, String> {
-    const ERRORS: [(&str, Errno); 8] = [
+    const ERRORS: [(&str, Errno); 9] = [
         ("enomem", Errno::NOMEM),
         ("einval", Errno::INVAL),
         ("eopnotsupp", Errno::OPNOTSUPP),
@@ -182,6 +182,7 @@ fn parse_errno(word: &str) -> Result<i32, String> {
         ("eagain", Errno::AGAIN),
         ("ebusy", Errno::BUSY),
         ("eperm", Errno::PERM),
+        ("emfile", Errno::MFILE),
     ];
     let found = ERRORS.iter().find(|(name, _)| *name == word);
     found.map(|(_, errno)| errno.raw_os_error()).ok_or_else(|| {

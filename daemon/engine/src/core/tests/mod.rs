@@ -7,7 +7,7 @@ mod faults;
 mod hardware;
 mod invariants;
 mod lifetime;
-mod queue_pairs;
+pub(crate) mod queue_pairs;
 mod random;
 mod restart;
 mod rig;

@@ -8,7 +8,8 @@ use crate::error::ErrorKind;
 use crate::ids::{QueuePairId, SessionId};
 use crate::session::SessionEvent;
 
-fn endpoint() -> Endpoint {
+/// The far end of a connection.
+pub(crate) fn remote() -> Endpoint {
     Endpoint {
         qp_num: 7,
         port_num: 1,
@@ -23,7 +24,7 @@ fn endpoint() -> Endpoint {
 
 fn connect(rig: &mut Rig, session: SessionId, queue_pair: QueuePairId) -> crate::core::CallId {
     let call = rig.call();
-    rig.apply(Input::ConnectQueuePair { call, session, queue_pair, remote: endpoint() });
+    rig.apply(Input::ConnectQueuePair { call, session, queue_pair, remote: remote() });
     call
 }
 
