@@ -145,6 +145,9 @@ pub(crate) fn daemon() -> Daemon {
 /// must not take that for a dead one.
 pub(crate) const PATIENT: &str = "[verbs]\nack_timeout = 18\n";
 
+/// Configuration with which soft RoCE never gives up.
+pub(crate) const ENDLESS: &str = "[verbs]\nretry_count = 7\n";
+
 /// The same with more configuration.
 pub(crate) fn daemon_with(more: &str) -> Daemon {
     start(DaemonOptions::default(), more)
