@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gdrd_proto::SESSION_TOKEN_KEY;
 use tonic::metadata::{BinaryMetadataKey, BinaryMetadataValue};
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Status, TimeoutExpired};
 
 use crate::error::ClientError;
 
@@ -61,11 +61,11 @@ impl CallContext {
         let reason = status.metadata().get(REASON_KEY).and_then(|value| value.to_str().ok()).unwrap_or_default();
         if reason.is_empty() {
             match status.code() {
-                // tonic's own timer answers CANCELLED, the daemon's DEADLINE_EXCEEDED.
-                Code::DeadlineExceeded | Code::Cancelled => {
+                // The daemon's timer answers DEADLINE_EXCEEDED, tonic's CANCELLED; so does a connection that ended under a call.
+                Code::DeadlineExceeded | Code::Cancelled if is_timeout(&status) => {
                     return ClientError::Deadline { call, deadline: self.deadline };
                 }
-                // A GOAWAY with ENHANCE_YOUR_CALM: the daemon's word for one connection too many.
+                // A GOAWAY with ENHANCE_YOUR_CALM: the daemon's word for one connection too many, where it saw no call.
                 Code::ResourceExhausted if status.source().is_some() => {
                     let reason = "CONNECTIONS_EXHAUSTED".to_owned();
                     let message = "this user, or the daemon, has as many gRPC connections as it may".to_owned();
@@ -85,6 +85,15 @@ impl CallContext {
             message: status.message().to_owned(),
         }
     }
+}
+
+/// Whether time was up, of those who say so.
+fn is_timeout(status: &Status) -> bool {
+    let mut cause = status.source();
+    while let Some(other) = cause.filter(|cause| !cause.is::<TimeoutExpired>()) {
+        cause = other.source();
+    }
+    cause.is_some() || status.source().is_none()
 }
 
 /// Adds the session's token to a request.
@@ -116,6 +125,16 @@ mod tests {
             let error = context().error("Host.Status", Status::new(code, "Timeout expired"));
             assert!(matches!(error, ClientError::Deadline { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn a_call_cancelled_by_the_end_of_its_connection_is_no_timeout() {
+        let timeout = Status::from_error(Box::new(TimeoutExpired(())));
+        assert_eq!(timeout.code(), Code::Cancelled);
+        assert!(matches!(context().error("Host.Status", timeout), ClientError::Deadline { .. }));
+        let mut ended = Status::cancelled("operation was canceled");
+        ended.set_source(std::sync::Arc::new(std::io::Error::other("connection closed")));
+        assert!(matches!(context().error("Host.Status", ended), ClientError::ConnectionLost { .. }));
     }
 
     #[test]

@@ -71,6 +71,16 @@ impl From<SessionEnd> for ClientError {
 #[derive(Debug, Clone)]
 pub struct Session(Arc<Shared>);
 
+/// A session that this does not keep alive.
+#[derive(Debug, Clone)]
+pub(crate) struct WeakSession(Weak<Shared>);
+
+impl WeakSession {
+    pub(crate) fn upgrade(&self) -> Option<Session> {
+        self.0.upgrade().map(Session)
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
     /// Everything here is the parent's in a forked child, where its locks may be held for ever.
@@ -186,6 +196,10 @@ impl Session {
         let mut end = self.0.end.clone();
         let ended = end.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
         ended.unwrap_or_else(SessionEnd::closed_by_client)
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakSession {
+        WeakSession(Arc::downgrade(&self.0))
     }
 
     /// Whether the session is over, and how.
