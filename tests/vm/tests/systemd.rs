@@ -159,18 +159,24 @@ fn a_client_of_the_socket_starts_the_service() {
 }
 
 #[test]
-fn a_daemon_that_hangs_is_ended_by_the_watchdog_and_another_serves() {
+fn a_daemon_that_hangs_is_ended_by_the_watchdog_and_another_goes_on_with_its_leases() {
     serving();
+    let mut sides = joined();
+    let content = move_content(&mut sides, 7);
     let before = main_pid();
     signal(before, Signal::STOP);
     await_another(before);
     let journal = run("journalctl", &["--no-pager", "--unit", UNIT]);
     assert!(journal.contains("Watchdog timeout"), "{journal}");
+    // Asserts that each has the lease that it had.
+    sides = sides.map(|side| side.again(1));
+    assert_eq!(sides.each_mut().map(Side::digest), [content.clone(), content]);
     moves_content();
 }
 
 #[test]
 fn more_than_may_be_locked_is_refused_with_the_limit_and_what_fits_is_lent() {
+    const LARGE_BYTES: u64 = 64 << 20;
     const LIMITED: &str = "/etc/systemd/system/gdrd.service.d/memlock.conf";
     let restart = || {
         run("systemctl", &["daemon-reload"]);
@@ -183,17 +189,18 @@ fn more_than_may_be_locked_is_refused_with_the_limit_and_what_fits_is_lent() {
     puppet.run(Command::Connect { runtime_dir: RUNTIME_DIR.into() });
     let acquire = |buffer: &str, size| Command::AcquireHost { buffer: buffer.into(), hca: HCA.into(), size };
     puppet.run(acquire("fits", BUFFER_BYTES));
-    let held = kernel_holds(HCA, "mr");
-    let refused = puppet.refused(acquire("large", 64 << 20));
+    let refused = puppet.refused(acquire("large", LARGE_BYTES));
     assert!(refused.message.contains("RLIMIT_MEMLOCK") && !refused.reason.is_empty(), "{refused:?}");
-    assert!(kernel_holds(HCA, "mr") <= held, "nothing of the refused one is left");
+    let regions = run("rdma", &["resource", "show", "mr"]);
+    assert!(!regions.contains(&format!("mrlen {LARGE_BYTES}")), "nothing of the refused one is left: {regions}");
+    assert!(regions.contains(&format!("mrlen {BUFFER_BYTES}")), "{regions}");
     moves_content();
 
     fs::remove_file(LIMITED).expect("it was written");
     restart();
     let mut puppet = Puppet::start();
     puppet.run(Command::Connect { runtime_dir: RUNTIME_DIR.into() });
-    puppet.run(acquire("large", 64 << 20));
+    puppet.run(acquire("large", LARGE_BYTES));
 }
 
 /// What ends the daemon's process and leaves the service.
