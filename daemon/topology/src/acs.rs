@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
 use crate::model::{GpuId, HcaId, Host, PciFunction};
+use crate::pair::Pair;
 use crate::paths::Paths;
 
 /// The control register of a function's ACS capability, as its configuration space has it.
@@ -204,16 +205,7 @@ impl Host {
     /// Which way traffic between a GPU and an HCA takes, by the better of the HCA's paths.
     #[must_use]
     pub fn gpu_hca_acs(&self, gpu: GpuId, hca: HcaId) -> Option<PeerAcs> {
-        let (gpu, hca) = (self.gpu(gpu)?.bdf?, self.hca(hca)?);
-        let distance = |end: &Bdf| {
-            let level = self.pci_level(gpu, *end);
-            (level.is_none(), level)
-        };
-        let nearest = match (hca.bdf, hca.data_direct) {
-            (Some(own), Some(direct)) => [own, direct].into_iter().min_by_key(distance)?,
-            (own, direct) => own.or(direct)?,
-        };
-        self.peer_acs(gpu, nearest)
+        Pair::of(self, gpu, hca)?.acs()
     }
 
     /// Whether this is a guest: it has devices that only hypervisors make up.

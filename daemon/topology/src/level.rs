@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bdf::{Bdf, RootBus};
 use crate::model::{GpuId, HcaId, Host, NumaId, PciFunction, Upstream};
+use crate::pair::Pair;
 use crate::paths::Paths;
 
 /// How near two devices are, nearest first.
@@ -119,10 +120,15 @@ impl Host {
     /// hangs at an unknown place.
     #[must_use]
     pub fn pci_level(&self, a: Bdf, b: Bdf) -> Option<Level> {
-        if a == b {
-            return self.function(a).map(|_| Level::Same);
+        self.level_on(&Paths::of(self, a, b)?)
+    }
+
+    /// The same where the paths of the two are known.
+    pub(crate) fn level_on(&self, paths: &Paths<'_>) -> Option<Level> {
+        let [a, b] = paths.ends();
+        if a.bdf == b.bdf {
+            return Some(Level::Same);
         }
-        let paths = Paths::of(self, a, b)?;
         let meeting = paths.meeting();
         if meeting.bridge.is_some() {
             let near = meeting.hops_a <= 1 && meeting.hops_b <= 1;
@@ -131,7 +137,8 @@ impl Host {
         if paths.share_root_bus()? {
             return Some(Level::Phb);
         }
-        Some(self.level_across_roots(self.numa_of(a), self.numa_of(b)))
+        let numa = |function: &PciFunction| function.numa_id().or_else(|| self.sole_numa_node());
+        Some(self.level_across_roots(numa(a), numa(b)))
     }
 
     /// NUMA node of a function, or the only node there is.
@@ -165,10 +172,7 @@ impl Host {
     /// PCI function, of which nothing can be said.
     #[must_use]
     pub fn gpu_hca_level(&self, gpu: GpuId, hca: HcaId) -> Option<Level> {
-        let (gpu, hca) = (self.gpu(gpu)?, self.hca(hca)?);
-        let main = self.level_by(gpu.bdf, hca.bdf, &gpu.name, &hca.name);
-        let direct = gpu.bdf.zip(hca.data_direct).and_then(|(gpu, direct)| self.pci_level(gpu, direct));
-        [main, direct].into_iter().flatten().min()
+        Pair::of(self, gpu, hca)?.level()
     }
 
     /// Whether nothing but the virtual bridges of one physical switch lies between a GPU and an RDMA device.
@@ -207,7 +211,7 @@ impl Host {
         a.zip(b).and_then(|(a, b)| self.pci_level(a, b)).or_else(|| self.given_level(name_a, name_b))
     }
 
-    fn given_level(&self, a: &str, b: &str) -> Option<Level> {
+    pub(crate) fn given_level(&self, a: &str, b: &str) -> Option<Level> {
         let wanted = (a.min(b), a.max(b));
         let place =
             self.given_levels.binary_search_by(|given| (given.a.as_str(), given.b.as_str()).cmp(&wanted)).ok()?;

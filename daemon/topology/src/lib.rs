@@ -53,6 +53,7 @@ pub mod level;
 pub mod link;
 pub mod model;
 pub mod nccl_xml;
+mod pair;
 mod pasted;
 pub mod path;
 mod paths;

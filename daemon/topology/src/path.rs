@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
 use crate::model::{GpuId, HcaId, Host, NvLinkEnd, PciFunction};
+use crate::pair::Pair;
 use crate::paths::Paths;
 use crate::words;
 
@@ -17,7 +18,7 @@ pub struct Bottleneck {
 }
 
 impl Bottleneck {
-    fn narrower(self, other: Self) -> Self {
+    pub(crate) fn narrower(self, other: Self) -> Self {
         if other.gbps < self.gbps { other } else { self }
     }
 }
@@ -43,6 +44,11 @@ fn narrowest<'a>(links: impl Iterator<Item = &'a PciFunction>) -> Option<Bottlen
     Some(Bottleneck { gbps, hop: bdf.to_string() })
 }
 
+/// The narrowest known link between two functions.
+pub(crate) fn narrowest_on(paths: &Paths<'_>) -> Option<Bottleneck> {
+    narrowest(paths.links_of_a().chain(paths.links_of_b()))
+}
+
 impl Host {
     /// Functions whose links lie between a device and where its path meets that of another, the device first: those that
     /// traffic between them takes on its side.
@@ -54,8 +60,7 @@ impl Host {
     /// Narrowest known PCIe link between two functions; `None` if no link on the way is known.
     #[must_use]
     pub fn pci_bottleneck(&self, a: Bdf, b: Bdf) -> Option<Bottleneck> {
-        let paths = Paths::of(self, a, b)?;
-        narrowest(paths.links_of_a().chain(paths.links_of_b()))
+        narrowest_on(&Paths::of(self, a, b)?)
     }
 
     /// Narrowest known PCIe link between a function and its root bus, which is the way to host memory.
@@ -77,11 +82,7 @@ impl Host {
     /// By the better path where the HCA has a data-direct function.
     #[must_use]
     pub fn gpu_hca_bottleneck(&self, gpu: GpuId, hca: HcaId) -> Option<Bottleneck> {
-        let (near, far) = (self.gpu(gpu)?.bdf, self.hca(hca)?);
-        let path = |to: Option<Bdf>| near.zip(to).and_then(|(a, b)| self.pci_bottleneck(a, b));
-        let wider = |a: Bottleneck, b: Bottleneck| if b.gbps > a.gbps { b } else { a };
-        let links = [path(far.bdf), path(far.data_direct)].into_iter().flatten().reduce(wider);
-        links.into_iter().chain(self.port_bottleneck(hca)).reduce(Bottleneck::narrower)
+        Pair::of(self, gpu, hca)?.bottleneck()
     }
 
     /// Narrowest part of the NIC's own side of that path: what it could give several GPUs together.

@@ -1,22 +1,25 @@
 //! The paths of two functions up to the root, found once for all that is asked of the pair: where they meet, which links
 //! lie between, which ports ACS decides at.
 
+use std::rc::Rc;
+
 use crate::bdf::{Bdf, RootBus};
 use crate::level::Meeting;
 use crate::model::{Host, PciFunction, PciRole, Upstream};
 
 /// One function and the bridges above it.
 #[derive(Debug)]
-struct Path<'a> {
+pub(crate) struct Path<'a> {
     end: &'a PciFunction,
     /// Nearest first.
     above: Vec<&'a PciFunction>,
 }
 
 impl<'a> Path<'a> {
-    fn of(host: &'a Host, end: Bdf) -> Option<Self> {
+    /// `None` if the function is not in the tree.
+    pub(crate) fn of(host: &'a Host, end: Bdf) -> Option<Rc<Self>> {
         let end = host.function(end)?;
-        Some(Self { end, above: host.bridges_of(end).collect() })
+        Some(Rc::new(Self { end, above: host.bridges_of(end).collect() }))
     }
 
     fn root_bus(&self) -> Option<RootBus> {
@@ -43,8 +46,8 @@ impl<'a> Path<'a> {
 /// The paths of two functions.
 #[derive(Debug)]
 pub(crate) struct Paths<'a> {
-    a: Path<'a>,
-    b: Path<'a>,
+    a: Rc<Path<'a>>,
+    b: Rc<Path<'a>>,
     /// Bridges that are above both.
     shared: usize,
 }
@@ -52,10 +55,18 @@ pub(crate) struct Paths<'a> {
 impl<'a> Paths<'a> {
     /// `None` if one of them is not in the tree.
     pub(crate) fn of(host: &'a Host, a: Bdf, b: Bdf) -> Option<Self> {
-        let (a, b) = (Path::of(host, a)?, Path::of(host, b)?);
+        Some(Self::between(Path::of(host, a)?, Path::of(host, b)?))
+    }
+
+    pub(crate) fn between(a: Rc<Path<'a>>, b: Rc<Path<'a>>) -> Self {
         let from_the_top = a.above.iter().rev().zip(b.above.iter().rev());
         let shared = from_the_top.take_while(|(a, b)| a.bdf == b.bdf).count();
-        Some(Self { a, b, shared })
+        Self { a, b, shared }
+    }
+
+    /// The two functions.
+    pub(crate) fn ends(&self) -> [&'a PciFunction; 2] {
+        [self.a.end, self.b.end]
     }
 
     pub(crate) fn meeting(&self) -> Meeting {

@@ -4,6 +4,7 @@ use pathfinding::prelude::{Matrix, kuhn_munkres_min};
 
 use crate::level::Level;
 use crate::model::{GpuId, HcaId, Host, NumaId};
+use crate::pair::Ways;
 use crate::place::{PlaceRequest, PlaceSet};
 use crate::words::counted;
 
@@ -62,7 +63,9 @@ fn pair_cost(level: Option<Level>) -> f64 {
 impl<'a> Scorer<'a> {
     pub(super) fn new(host: &'a Host, gpus: &[GpuId], nics: &[HcaId]) -> Self {
         let to_gpus = |a: &GpuId| gpus.iter().map(|b| host.gpu_level(*a, *b)).collect();
-        let to_nics = |gpu: &GpuId| nics.iter().map(|nic| host.gpu_hca_level(*gpu, *nic)).collect();
+        let ways = Ways::of(host);
+        let level = |gpu: GpuId, nic: HcaId| ways.pair(gpu, nic).and_then(|pair| pair.level());
+        let to_nics = |gpu: &GpuId| nics.iter().map(|nic| level(*gpu, *nic)).collect();
         Self {
             host,
             gpu_levels: gpus.iter().map(to_gpus).collect(),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::bdf::Bdf;
 use crate::level::Level;
 use crate::model::{GpuId, Hca, HcaId, HcaOrigin, Host, LinkLayer, PciClass, PortState};
+use crate::pair::Ways;
 use crate::plan::PlanOptions;
 
 /// How near a NIC is to a GPU, nearest first. Equal keys are equally near.
@@ -76,10 +77,10 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    pub(super) fn of(host: &Host, options: &PlanOptions) -> Self {
+    pub(super) fn of(host: &Host, ways: &Ways<'_>, options: &PlanOptions) -> Self {
         let exclusions = exclusions(host, options);
         let gpus = (0..host.gpus.len()).map(GpuId);
-        let rows = gpus.map(|gpu| (0..host.hcas.len()).map(|hca| nearness(host, gpu, HcaId(hca))).collect());
+        let rows = gpus.map(|gpu| (0..host.hcas.len()).map(|hca| nearness(host, ways, gpu, HcaId(hca))).collect());
         let nearness: Vec<Vec<Nearness>> = rows.collect();
         let most = Most::of(host, &equals(host, &exclusions, &nearness));
         let nics = host.hcas.iter().zip(exclusions).enumerate().map(|(place, (hca, exclusion))| Candidate {
@@ -153,8 +154,8 @@ const LOCAL_DISTANCE: u16 = 10;
 const REMOTE_DISTANCE: u16 = 20;
 const UNKNOWN_DISTANCE: u16 = u16::MAX;
 
-fn nearness(host: &Host, gpu: GpuId, hca: HcaId) -> Nearness {
-    let level = host.gpu_hca_level(gpu, hca);
+fn nearness(host: &Host, ways: &Ways<'_>, gpu: GpuId, hca: HcaId) -> Nearness {
+    let level = ways.pair(gpu, hca).and_then(|pair| pair.level());
     // Bridges of one physical switch are partitions of it: how many there are says nothing of the way.
     let is_one_switch = level == Some(Level::Pxb) && host.shares_one_switch(gpu, hca);
     let level = if is_one_switch { Some(Level::Pix) } else { level };

@@ -19,6 +19,7 @@ use crate::bdf::Bdf;
 use crate::gdr::Gdr;
 use crate::level::Level;
 use crate::model::{GpuId, HcaId, Host, Snapshot};
+use crate::pair::Ways;
 use crate::words::counted;
 use candidates::Candidates;
 use choose::Choice;
@@ -98,6 +99,7 @@ pub(crate) fn usable_nics(host: &Host, options: &PlanOptions) -> Vec<HcaId> {
 struct Pairing<'a> {
     host: &'a Host,
     options: &'a PlanOptions,
+    ways: Ways<'a>,
     candidates: Candidates,
     choice: Choice,
     rails: BTreeMap<HcaId, u32>,
@@ -125,10 +127,11 @@ fn mbps(gbps: f64) -> u64 {
 impl<'a> Pairing<'a> {
     /// Chooses NICs for all GPUs but those of `kept`, which have theirs.
     fn of(host: &'a Host, options: &'a PlanOptions, kept: &BTreeMap<GpuId, Vec<HcaId>>) -> Self {
-        let candidates = Candidates::of(host, options);
+        let ways = Ways::of(host);
+        let candidates = Candidates::of(host, &ways, options);
         let choice = Choice::make(host, options, &candidates, kept);
         let rails = rails(host, options, &candidates, &choice);
-        Self { host, options, candidates, choice, rails }
+        Self { host, options, ways, candidates, choice, rails }
     }
 
     fn plan(&self, snapshot: &Snapshot) -> Plan {
@@ -176,12 +179,13 @@ impl<'a> Pairing<'a> {
 
     fn pair_plan(&self, gpu: GpuId, nic: HcaId) -> Option<PairPlan> {
         let hca = self.host.hca(nic)?;
-        let acs = self.host.gpu_hca_acs(gpu, nic);
+        let pair = self.ways.pair(gpu, nic)?;
+        let acs = pair.acs();
         Some(PairPlan {
             name: hca.name.clone(),
             bdf: shown(hca.bdf),
-            level: self.host.gpu_hca_level(gpu, nic),
-            gbps: self.host.gpu_hca_bottleneck(gpu, nic).map(|narrowest| round(narrowest.gbps)),
+            level: pair.level(),
+            gbps: pair.bottleneck().map(|narrowest| round(narrowest.gbps)),
             gdr: self.gdr(gpu, nic, acs.as_ref()),
             acs,
         })
