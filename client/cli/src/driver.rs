@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use gdrd_topology::driver_file::{self, MAX_DRIVER_BYTES};
 use gdrd_topology::model::DriverFacts;
+use gdrd_topology::words::counted;
 
 /// The daemon's binary: beside this one, else wherever PATH has it. No daemon needs to run.
 fn program() -> PathBuf {
@@ -17,13 +18,22 @@ fn program() -> PathBuf {
     beside.unwrap_or_else(|| "gdrd".into())
 }
 
-/// What the driver of this host tells, or nothing on a host without one; says so on stderr where it should have.
+/// What the driver of this host tells, or nothing on a host without one. Whether it was asked is said on stderr.
 pub(crate) fn of_this_host(patience: Duration) -> Option<DriverFacts> {
     if !Path::new("/proc/driver/nvidia").exists() {
+        anstream::eprintln!("note: nvml was not asked: no nvidia driver is loaded here");
         return None;
     }
-    let asked = ask(patience);
-    asked.inspect_err(|error| anstream::eprintln!("note: without nvlinks and fabric: {error:#}")).ok()
+    match ask(patience) {
+        Ok(facts) => {
+            anstream::eprintln!("note: nvml was asked, and told of {}", counted(facts.gpus.len(), "GPU"));
+            Some(facts)
+        }
+        Err(error) => {
+            anstream::eprintln!("note: nvml did not answer, so there are no nvlinks and no fabric: {error:#}");
+            None
+        }
+    }
 }
 
 /// Asks, for at most `patience`.

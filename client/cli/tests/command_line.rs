@@ -141,9 +141,8 @@ fn accelerators_of_other_makers_are_gpus_where_the_operator_says_so() {
 
 #[test]
 fn every_topology_verb_reads_an_input_in_both_formats() {
-    let verbs: [&[&str]; 7] = [
+    let verbs: [&[&str]; 6] = [
         &["topo"],
-        &["topo", "--tree"],
         &["plan"],
         &["explain", "GPU0"],
         &["path", "GPU0", "remote"],
@@ -389,4 +388,39 @@ fn a_capture_is_an_input_of_every_topology_verb() {
         assert_eq!(assigned(of(&file)), assigned(of("two-socket-2gpu")), "{name}");
         assert!(gdrctl(&["path", "GPU0", "GPU1", "--input", &file]).status.success());
     }
+}
+
+#[test]
+fn tree_and_another_format_contradict_each_other() {
+    for format in ["json", "svg", "dot"] {
+        let refused = gdrctl(&["topo", "--input", "dgx-a100", "--tree", "--format", format]);
+        assert_eq!((refused.status.code(), text(&refused.stdout)), (Some(2), String::new()), "{format}");
+        assert!(text(&refused.stderr).contains("--tree is --format tree"), "{}", text(&refused.stderr));
+    }
+    assert!(gdrctl(&["topo", "--input", "dgx-a100", "--tree", "--format", "tree"]).status.success());
+}
+
+#[test]
+fn a_host_without_gpus_and_nics_has_no_matrix() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir_all(folder.path().join("sys/bus/pci/devices")).expect("a tree");
+    let shown = gdrctl(&["topo", "--input", &folder.path().to_string_lossy()]);
+    assert_eq!(text(&shown.stdout), "no GPU and no RDMA NIC was found\n", "{}", text(&shown.stderr));
+}
+
+#[test]
+fn a_path_to_a_nic_is_told_where_paths_lead() {
+    let refused = gdrctl(&["path", "GPU0", "mlx5_0", "--input", "dgx-a100"]);
+    assert_eq!(refused.status.code(), Some(2));
+    let said = text(&refused.stderr);
+    assert!(said.contains("mlx5_0 is a NIC") && said.contains("remote"), "{said}");
+}
+
+#[test]
+fn a_host_read_without_a_daemon_says_whether_its_driver_was_asked() {
+    // Which of the three it is, is up to the machine.
+    let said = text(&gdrctl(&["topo"]).stderr);
+    assert!(said.contains("reading /sys of this host instead") && said.contains("note: nvml "), "{said}");
+    let given = text(&gdrctl(&["topo", "--input", "dgx-a100"]).stderr);
+    assert!(!given.contains("nvml"), "{given}");
 }

@@ -4,10 +4,14 @@ use anstyle::{AnsiColor, Style};
 use gdrd_topology::render::{self, Part};
 
 use crate::args::{Format, Global, Topo};
-use crate::exit::Outcome;
+use crate::exit::{Outcome, UsageError};
 use crate::{output, source};
 
 pub(crate) fn run(global: &Global, options: &Topo) -> anyhow::Result<Outcome> {
+    if options.tree && !matches!(global.format, Format::Text | Format::Tree) {
+        let other = "--tree is --format tree, and another --format was given too".to_owned();
+        return Err(UsageError(other).into());
+    }
     let topology = source::topology(global, &options.input)?;
     let (snapshot, plan) = (topology.snapshot(), topology.plan());
     let text = match (global.format, options.tree) {

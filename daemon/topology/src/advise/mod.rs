@@ -87,7 +87,15 @@ fn echo(name: &str) -> String {
 }
 
 fn gpu_named(host: &Host, name: &str) -> Result<GpuId, TopologyError> {
-    host.find_gpu(name).ok_or_else(|| TopologyError::NoSuchDevice { what: "GPU", name: echo(name) })
+    host.find_gpu(name).ok_or_else(|| {
+        let name = echo(name);
+        if host.find_hca(&name).is_none() {
+            return TopologyError::NoSuchDevice { what: "GPU", name };
+        }
+        let message =
+            format!("{name} is a NIC: a path leads from a GPU to another, to a drive or to another host (remote)");
+        TopologyError::BadRequest { message }
+    })
 }
 
 /// Advises on the way from a GPU. `plan` is the plan in force: remote traffic goes by its pairs.

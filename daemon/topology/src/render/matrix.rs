@@ -56,6 +56,9 @@ Legend:
 #[must_use]
 pub fn matrix(host: &Host, plan: Option<&Plan>) -> String {
     let devices = Device::all(host);
+    if devices.is_empty() {
+        return "no GPU and no RDMA NIC was found\n".to_owned();
+    }
     let mut rows = vec![header(&devices)];
     rows.extend(devices.iter().map(|device| row(host, *device, &devices)));
     let mut out = aligned(&rows);
