@@ -23,6 +23,10 @@ use crate::failure;
 use crate::health::Health;
 use crate::worker::Probe;
 
+/// Where device nodes are.
+const DEV: &str = "/dev";
+/// There while the NVIDIA driver is loaded.
+const DRIVER: &str = "/proc/driver/nvidia";
 /// Longest report that is read: a GPU takes about 1 KiB.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
 /// How old an answer may be: any user may have it asked for.
@@ -37,6 +41,8 @@ pub(crate) struct NvmlFacts {
     last: Mutex<Report>,
     /// When the last answer came; held while the driver is asked, so that it is asked once for many.
     asked: Mutex<Instant>,
+    /// Device nodes of its GPUs as they were when they were last looked at.
+    nodes: Mutex<Vec<Option<DeviceNumber>>>,
     /// BAR1 in use when the daemon started, by UUID.
     bar1_at_start: BTreeMap<String, u64>,
     /// What was heard in between.
@@ -113,7 +119,8 @@ impl NvmlFacts {
     fn new(program: PathBuf, report: Report, health: Arc<Health>) -> Self {
         let bar1 = report.gpus.iter().filter_map(|gpu| Some((gpu.uuid.clone(), gpu.bar1?.used_bytes)));
         let bar1_at_start = bar1.collect();
-        Self { program, last: Mutex::new(report), asked: Mutex::new(Instant::now()), bar1_at_start, health }
+        let nodes = Mutex::new(nodes_of(Path::new(DEV), minors(&report)));
+        Self { program, last: Mutex::new(report), asked: Mutex::new(Instant::now()), nodes, bar1_at_start, health }
     }
 
     /// A report that is fresh.
@@ -143,6 +150,15 @@ impl NvmlFacts {
         }
     }
 
+    /// Whether other device nodes are there than at the last look. Does not ask the driver.
+    pub(crate) fn have_nodes_changed(&self) -> bool {
+        let now = nodes_of(Path::new(DEV), minors(&self.report()));
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = *nodes != now;
+        *nodes = now;
+        changed
+    }
+
     /// The last answer.
     pub(crate) fn report(&self) -> Report {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -164,11 +180,21 @@ impl GpuFacts for NvmlFacts {
 
 /// The engine's view of a report.
 pub(crate) fn facts_of(report: &Report) -> Vec<GpuFact> {
-    report.gpus.iter().filter_map(|gpu| gpu.fact(gpu.minor.and_then(device_number))).collect()
+    let nodes = nodes_of(Path::new(DEV), minors(report));
+    report.gpus.iter().zip(nodes).filter_map(|(gpu, node)| gpu.fact(node)).collect()
 }
 
-fn device_number(minor: u32) -> Option<DeviceNumber> {
-    let rdev = std::fs::metadata(format!("/dev/nvidia{minor}")).ok()?.st_rdev();
+/// The device node of each GPU, where there is one.
+fn nodes_of(dev: &Path, minors: impl Iterator<Item = Option<u32>>) -> Vec<Option<DeviceNumber>> {
+    minors.map(|minor| device_number(dev, minor?)).collect()
+}
+
+fn minors(report: &Report) -> impl Iterator<Item = Option<u32>> {
+    report.gpus.iter().map(|gpu| gpu.minor)
+}
+
+fn device_number(dev: &Path, minor: u32) -> Option<DeviceNumber> {
+    let rdev = std::fs::metadata(dev.join(format!("nvidia{minor}"))).ok()?.st_rdev();
     Some(DeviceNumber { major: rustix::fs::major(rdev), minor: rustix::fs::minor(rdev) })
 }
 
@@ -185,5 +211,44 @@ pub(crate) fn told(report: &Report) -> DriverFacts {
         source: SourceKind::Nvml,
         gpus: facts_of(report).iter().map(GpuFact::for_topology).collect(),
         warnings: report.warnings.clone(),
+    }
+}
+
+/// What to say of a driver that was not there when this daemon started, and is now. A pool of its GPUs is made at the start.
+pub(crate) fn came_later() -> Option<String> {
+    driver_came(Path::new(DRIVER))
+}
+
+fn driver_came(driver: &Path) -> Option<String> {
+    let came = "the nvidia driver was loaded after this daemon was started: restart it to serve the gpus";
+    driver.exists().then(|| came.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_looked_at_where_they_are_each_time() {
+        let dev = tempfile::tempdir().expect("a folder");
+        let numbers = || -> Vec<Option<u32>> {
+            let nodes = nodes_of(dev.path(), [Some(0), Some(1), None].into_iter());
+            nodes.into_iter().map(|node| node.map(|node| node.minor)).collect()
+        };
+        assert_eq!(numbers(), [None; 3]);
+        // Character devices that every system has: 1:3 and 1:5 (null(4)).
+        for (target, minor) in [("/dev/null", 3), ("/dev/zero", 5)] {
+            let node = dev.path().join("nvidia1");
+            let _ = std::fs::remove_file(&node);
+            std::os::unix::fs::symlink(target, node).expect("a link");
+            assert_eq!(numbers(), [None, Some(minor), None]);
+        }
+    }
+
+    #[test]
+    fn a_driver_that_comes_later_is_told_with_the_remedy() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(driver_came(&folder.path().join("absent")), None);
+        assert!(driver_came(folder.path()).is_some_and(|told| told.contains("restart it")));
     }
 }

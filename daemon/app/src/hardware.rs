@@ -58,6 +58,16 @@ impl Machine {
         self.nvml.as_ref().map(|nvml| nvml.report().driver_version).unwrap_or_default()
     }
 
+    /// Whether its GPUs have other device nodes than at the last look.
+    pub(crate) fn have_nodes_changed(&self) -> bool {
+        self.nvml.as_ref().is_some_and(|nvml| nvml.have_nodes_changed())
+    }
+
+    /// What to say of a GPU driver that was not there at the start, and is now.
+    pub(crate) fn late_driver(&self) -> Option<String> {
+        if self.nvml.is_some() { None } else { gpus::came_later() }
+    }
+
     /// Returns when its GPU driver has reported something; never without one. Cancel-safe.
     pub(crate) async fn news(&self) {
         match &self.nvml {

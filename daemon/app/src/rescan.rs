@@ -126,11 +126,29 @@ impl Rescan {
         match tokio::task::spawn_blocking(move || hardware::read(&origin, &options, &machine)).await {
             Ok(Ok(snapshot)) => {
                 self.apply(self.topology.update(snapshot));
+                self.follow_gpu_driver().await;
                 self.follow_rdma_devices().await;
                 self.probe_again();
             }
             Ok(Err(error)) => warn!("topology is as before: {}", failure::text_of(&error)),
             Err(error) => warn!(%error, "the topology reader ended by itself"),
+        }
+    }
+
+    /// Device nodes of GPUs come, or are made again with other numbers, without a word of the driver.
+    async fn follow_gpu_driver(&self) {
+        if self.machine.have_nodes_changed() {
+            info!("gpus have other device nodes than before");
+            self.refresh_gpus().await;
+        }
+        if self.origin == Origin::Live
+            && let Some(told) = self.machine.late_driver()
+        {
+            let told = hardware::backend("nvml", Err(told));
+            if !self.backends.list().contains(&told) {
+                warn!("{}", told.reason);
+                self.backends.set(told);
+            }
         }
     }
 

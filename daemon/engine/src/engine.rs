@@ -373,7 +373,7 @@ impl Engine {
         self.runtime().gpu_memory()
     }
 
-    /// Asks the GPU driver which GPUs are lost or healthy again. Blocks on the driver.
+    /// Asks the GPU driver which GPUs are lost or healthy again, and which device nodes they have. Blocks on the driver.
     pub fn refresh_gpus(&self) {
         self.runtime().refresh_gpus();
     }

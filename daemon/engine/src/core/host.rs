@@ -123,6 +123,13 @@ impl Host {
         }
     }
 
+    /// Notes which GPUs have a device node.
+    pub(crate) fn note_nodes(&mut self, with_node: &BTreeSet<GpuIndex>) {
+        for (at, gpu) in (0..=u16::MAX).zip(&mut self.gpus) {
+            gpu.has_node = with_node.contains(&GpuIndex(at));
+        }
+    }
+
     /// A GPU by name, UUID or BDF.
     pub(crate) fn find_gpu(&self, name: &str) -> Result<GpuIndex, EngineError> {
         let fits = |gpu: &Gpu| {

@@ -1,5 +1,6 @@
 //! What the state machine is told.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -196,6 +197,8 @@ pub(crate) enum Input {
     GpuLost { gpu: GpuIndex, message: String },
     /// A GPU can be used again.
     GpuHealthy { gpu: GpuIndex },
+    /// These GPUs have a device node, and no others.
+    GpuNodes { with_node: BTreeSet<GpuIndex> },
     /// An HCA was lost.
     HcaGone { hca: HcaIndex, message: String },
     /// An HCA was found, or found again: it takes the next place.

@@ -268,6 +268,7 @@ impl Core {
             Input::QueuePairFailed { queue_pair, message } => self.queue_pair_failed(queue_pair, message),
             Input::GpuLost { gpu, message } => self.gpu_lost(gpu, message),
             Input::GpuHealthy { gpu } => self.host.gpu_healthy(gpu),
+            Input::GpuNodes { with_node } => self.host.note_nodes(&with_node),
             Input::HcaGone { hca, message } => self.hca_gone(hca, message),
             Input::HcaFound { name } => self.host.add_hca(name),
             Input::PortDown { hca, port_num } => self.port_down(hca, port_num),

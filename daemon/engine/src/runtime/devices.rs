@@ -162,7 +162,12 @@ impl Runtime {
 
     /// Asks the GPU driver again. Blocks on it.
     pub(crate) fn refresh_gpus(self: &Arc<Self>) {
-        for fact in facts_of(self.gpu_facts.as_deref()) {
+        let facts = facts_of(self.gpu_facts.as_deref());
+        // Nothing told is nothing known.
+        if !facts.is_empty() {
+            self.note_nodes(&facts);
+        }
+        for fact in facts {
             let index = self.state().core.host().gpu_by_uuid(&fact.uuid);
             let Some(gpu) = index else { continue };
             if self.drains.contains(&fact.uuid) {
@@ -174,6 +179,21 @@ impl Runtime {
                 _ => {}
             }
         }
+    }
+
+    /// Nodes come when a driver is loaded, and may be made again with other numbers.
+    fn note_nodes(self: &Arc<Self>, facts: &[GpuFact]) {
+        let mut nodes = BTreeMap::new();
+        let mut with_node = BTreeSet::new();
+        for fact in facts {
+            let index = self.state().core.host().gpu_by_uuid(&fact.uuid);
+            if let (Some(node), Some(index)) = (fact.device_node, index) {
+                nodes.insert(DeviceNumber { major: node.major, minor: node.minor }, fact.uuid.clone());
+                with_node.insert(index);
+            }
+        }
+        *lock(&self.nodes) = nodes;
+        self.input(Input::GpuNodes { with_node });
     }
 
     /// Whose the memory of each GPU is. Blocks on the GPU driver.

@@ -86,7 +86,8 @@ pub(crate) struct Runtime {
     hcas: Hcas,
     /// Held by whoever probes.
     probing: Mutex<()>,
-    nodes: BTreeMap<DeviceNumber, gdrd_hal::GpuUuid>,
+    /// GPUs by device node, as they were when they were last looked at.
+    nodes: Mutex<BTreeMap<DeviceNumber, gdrd_hal::GpuUuid>>,
     plan: Mutex<Arc<HostPlan>>,
     /// What outlives this process, where anything does.
     keeping: Option<Keeping>,
@@ -149,7 +150,7 @@ impl Runtime {
             drains,
             hcas: Hcas::new(hardware.hcas),
             probing: Mutex::default(),
-            nodes,
+            nodes: Mutex::new(nodes),
             plan: Mutex::new(Arc::new(hardware.plan)),
             keeping: keeper.map(Keeping::new),
             last_call: AtomicU64::new(0),

@@ -111,7 +111,8 @@ impl Runtime {
     ) -> Result<Vec<GpuUuid>, EngineError> {
         let mut uuids = Vec::with_capacity(nodes.len());
         for node in nodes {
-            let uuid = self.nodes.get(node).ok_or(EngineError::NotAGpu { major: node.major, minor: node.minor })?;
+            let known = lock(&self.nodes);
+            let uuid = known.get(node).ok_or(EngineError::NotAGpu { major: node.major, minor: node.minor })?;
             uuids.push(uuid.clone());
         }
         let gpus = {

@@ -1,12 +1,15 @@
 //! Sessions: who may open one, what proves it, and what its end takes with it.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gdrd_engine::{
-    DeviceNumber, EngineConfig, ErrorKind, GpuProof, Policy, Prewarm, Quota, Rule, Subject, Token, Traffic, Viewer,
+    DeviceNumber, Engine, EngineConfig, ErrorKind, GpuProof, Hardware, Policy, Prewarm, Quota, Rule, Subject, Token,
+    Traffic, Viewer,
 };
+use gdrd_hal::{GpuFact, GpuFacts, GpuMemoryError};
 
-use crate::world::{MIB, World, config, peer, request};
+use crate::world::{MIB, World, config, hardware, peer, plan, request};
 
 #[test]
 fn a_token_proves_its_session_for_its_user_only_and_dies_with_it() {
@@ -78,6 +81,39 @@ fn a_gpu_must_be_proven_where_the_configuration_asks_for_it() {
     assert_eq!(world.engine.open(second, lease).expect_err("not proven").reason(), "GPU_NOT_PROVEN");
     world.engine.prove_gpus(second, &[gpu0]).expect("a gpu");
     assert!(world.engine.open(second, lease).is_ok());
+}
+
+/// Facts of a simulated host whose GPU0 has a node only when the test says so.
+struct LateNode(Arc<dyn GpuFacts>, Mutex<Option<gdrd_hal::DeviceNumber>>);
+
+impl GpuFacts for LateNode {
+    fn gpus(&self) -> Result<Vec<GpuFact>, GpuMemoryError> {
+        let mut facts = self.0.gpus()?;
+        facts[0].device_node = *self.1.lock().expect("no test panics under the lock");
+        Ok(facts)
+    }
+}
+
+#[test]
+fn a_device_node_that_comes_or_is_made_again_counts_once_the_driver_was_asked_again() {
+    let sim = World::new().sim;
+    let facts = Arc::new(LateNode(sim.gpu_facts(), Mutex::default()));
+    let config = EngineConfig { gpu_proof: GpuProof::DeviceNode, ..config() };
+    let hardware = Hardware { gpu_facts: Some(Arc::<LateNode>::clone(&facts)), ..hardware(&sim, plan()) };
+    let world = World { engine: Engine::start(config, hardware).expect("the engine starts"), sim };
+    let session = world.session(1);
+    let refused = world.try_acquire(session, request("GPU0", MIB)).expect_err("nothing to prove it by");
+    assert_eq!(refused.reason(), "GPU_WITHOUT_NODE");
+    for (minor, other) in [(0, 7), (7, 0)] {
+        let (node, other) = (DeviceNumber { major: 195, minor }, DeviceNumber { major: 195, minor: other });
+        let made = gdrd_hal::DeviceNumber { major: 195, minor };
+        *facts.1.lock().expect("no test panics under the lock") = Some(made);
+        world.engine.refresh_gpus();
+        let session = world.session(1);
+        assert_eq!(world.engine.prove_gpus(session, &[other]).expect_err("no gpu").reason(), "DEVICE_NOT_A_GPU");
+        world.engine.prove_gpus(session, &[node]).expect("a gpu");
+        world.acquire(session);
+    }
 }
 
 #[test]

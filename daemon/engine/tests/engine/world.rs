@@ -66,7 +66,7 @@ pub(crate) fn plan() -> HostPlan {
     HostPlan { generation: 1, gpus: vec![gpu(0, &["mlx5_0", "mlx5_1"]), gpu(1, &["mlx5_2"])], ..HostPlan::default() }
 }
 
-fn hardware(sim: &SimHost, plan: HostPlan) -> Hardware {
+pub(crate) fn hardware(sim: &SimHost, plan: HostPlan) -> Hardware {
     Hardware {
         gpu_memory: Some(sim.gpu_memory()),
         gpu_memory_kind: MemoryKind::Memfd,
