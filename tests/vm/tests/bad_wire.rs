@@ -7,7 +7,7 @@
 mod common;
 
 use common::peer::Peer;
-use common::{CHUNK_BYTES, ENDLESS, PATIENT, Side, daemon, daemon_with, number, text};
+use common::{CHUNK_BYTES, ENDLESS, FIRM, PATIENT, Side, daemon_with, number, text};
 use gdrd_harness::script::{Command, Local, Remote, Work};
 use gdrd_harness::{Daemon, Puppet, User, wait_until};
 use gdrd_vm::monitor::Monitor;
@@ -100,7 +100,7 @@ fn await_active_port() {
 fn outlives(begin: impl Fn(), end: impl Fn()) {
     let before = held();
     let mut peer = Peer::meet();
-    let daemon = daemon();
+    let daemon = daemon_with(FIRM);
     let mut sides = TENANTS.map(|user| meet(&mut peer, &daemon, user));
     if node() == 1 {
         let [(side, blob), _] = &mut sides;
@@ -177,7 +177,7 @@ fn addresses_come_and_go_and_end_only_the_queue_pairs_that_use_them() {
 fn a_client_killed_in_mid_write_leaves_nothing_and_disturbs_nobody() {
     let before = held();
     let mut peer = Peer::meet();
-    let daemon = daemon();
+    let daemon = daemon_with(FIRM);
     let [(mut killed, blob), (mut other, other_blob)] = TENANTS.map(|user| meet(&mut peer, &daemon, user));
     let mut root = Puppet::connected(&daemon);
     let held_by_both = held();
@@ -244,7 +244,7 @@ fn a_lossy_and_slow_wire_delays_and_loses_nothing() {
 fn then_a_killed_host_ends_what_is_sent_to_it_and_leaves_nothing() {
     let before = held();
     let mut peer = Peer::meet();
-    let daemon = daemon();
+    let daemon = daemon_with(FIRM);
     let (mut side, blob) = meet(&mut peer, &daemon, User::Own);
     if node() == 2 {
         // Until the end of the machine.

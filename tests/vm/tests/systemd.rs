@@ -108,6 +108,16 @@ fn lease_ids(side: &mut Side) -> BTreeSet<u64> {
     leases.as_array().into_iter().flatten().map(|lease| number(&lease["id"])).collect()
 }
 
+/// What a watch of leases tells up to the end of a full state.
+fn watched(watcher: &mut Puppet) -> Vec<(String, u64)> {
+    let mut events: Vec<(String, u64)> = Vec::new();
+    while events.last().is_none_or(|(kind, _)| kind != "synced") {
+        let event = watcher.run(Command::NextLeaseEvent);
+        events.push((text(&event[0]), number(&event[1])));
+    }
+    events
+}
+
 /// Memory of all memfds of the guest, KiB (proc_meminfo(5), Shmem).
 fn shared_kib() -> u64 {
     let info = fs::read_to_string("/proc/meminfo").expect("every kernel has it");
@@ -218,6 +228,10 @@ fn leases_and_content_outlive_a_killed_and_a_restarted_daemon() {
     let mut sides = joined();
     let mut content = move_content(&mut sides, 1);
     let leases: BTreeSet<_> = sides.iter().map(|side| side.lease_id).collect();
+    let mut watcher = Puppet::start();
+    watcher.run(Command::Connect { runtime_dir: RUNTIME_DIR.into() });
+    watcher.run(Command::WatchLeases);
+    watched(&mut watcher);
     for (restarts, end) in (1..).zip([killed, restarted, killed]) {
         assert!(stored() > 0);
         let before = main_pid();
@@ -229,6 +243,10 @@ fn leases_and_content_outlive_a_killed_and_a_restarted_daemon() {
             assert_eq!(side.digest(), content, "restart {restarts}");
             assert_eq!(lease_ids(side), leases, "restart {restarts}");
         }
+        let events = watched(&mut watcher);
+        let of = |wanted: &str| events.iter().filter(|(kind, _)| kind == wanted).map(|(_, id)| *id).collect();
+        let (present, ended): (BTreeSet<_>, [BTreeSet<_>; 2]) = (of("present"), [of("revoked"), of("released")]);
+        assert_eq!((present, ended), (leases.clone(), Default::default()), "{events:?}");
         let [near, far] = &mut sides;
         join(near, far);
         content = move_content(&mut sides, 1 + restarts);

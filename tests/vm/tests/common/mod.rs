@@ -145,6 +145,9 @@ pub(crate) fn daemon() -> Daemon {
 /// must not take that for a dead one.
 pub(crate) const PATIENT: &str = "[verbs]\nack_timeout = 18\n";
 
+/// The same where faults are waited for: two seconds.
+pub(crate) const FIRM: &str = "[verbs]\nack_timeout = 16\n";
+
 /// Configuration with which soft RoCE never gives up.
 pub(crate) const ENDLESS: &str = "[verbs]\nretry_count = 7\n";
 
