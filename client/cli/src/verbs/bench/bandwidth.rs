@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Figure;
 use super::pair::Pair;
-use super::sample::{Floor, median, ratio};
+use super::sample::{Rounds, against};
 use crate::args::{Bench, Global};
 use crate::host;
 
@@ -26,30 +26,31 @@ pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<
     }
     let copies = time_copies(&pair).ok();
     pair.give_back().await?;
-    let writes = median(writes);
+    let writes = Rounds::of(writes);
     let mut figures = vec![Figure {
         name: "bandwidth of 64 MiB writes",
-        value: gib_per_second(writes),
+        value: gib_per_second(writes.median),
         unit: "GiB/s",
         most: None,
-        floor_scatter: None,
+        scatter: None,
         note: format!("median of {ROUNDS} writes, {} to {}", options.from, options.to),
     }];
     // Only memory that this process can map has this floor.
     if let Some(copies) = copies {
+        let (value, scatter) = against(writes, copies);
         figures.push(Figure {
             name: "64 MiB write, of a plain copy",
-            value: ratio(writes, copies.median),
+            value,
             unit: "×",
             most: None,
-            floor_scatter: Some(copies.scatter),
+            scatter: Some(scatter),
             note: format!("a copy in this process runs at {:.2} GiB/s", gib_per_second(copies.median)),
         });
     }
     Ok(figures)
 }
 
-fn time_copies(pair: &Pair) -> anyhow::Result<Floor> {
+fn time_copies(pair: &Pair) -> anyhow::Result<Rounds> {
     let (from, to) = pair.memories()?;
     let mut times = Vec::new();
     for round in 0..=ROUNDS {
@@ -59,7 +60,7 @@ fn time_copies(pair: &Pair) -> anyhow::Result<Floor> {
             times.push(start.elapsed());
         }
     }
-    Ok(Floor::of(times))
+    Ok(Rounds::of(times))
 }
 
 fn gib_per_second(time: Duration) -> f64 {

@@ -28,7 +28,7 @@ pub(super) fn measure(global: &Global, options: &Bench) -> anyhow::Result<Vec<Fi
             value: resident_mib(pid)?,
             unit: "MiB",
             most: Some(MOST_RESIDENT_MIB),
-            floor_scatter: None,
+            scatter: None,
             note: format!("VmRSS of /proc/{pid}/status"),
         },
         Figure {
@@ -37,7 +37,7 @@ pub(super) fn measure(global: &Global, options: &Bench) -> anyhow::Result<Vec<Fi
             unit: "",
             // A rescan every 30 s or more is allowed.
             most: Some((watched / 30.0).ceil()),
-            floor_scatter: None,
+            scatter: None,
             note: format!("voluntary context switches of all threads in {watched} s"),
         },
     ])

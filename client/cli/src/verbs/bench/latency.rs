@@ -8,7 +8,7 @@ use gdrd_shm::{Segment, pingpong};
 use super::Figure;
 use super::pair::Pair;
 use super::peer;
-use super::sample::{Floor, median, micros, ratio};
+use super::sample::{Rounds, against, micros};
 use crate::args::{Bench, Global};
 use crate::host;
 
@@ -26,17 +26,18 @@ pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<
     let writes = time_writes(&pair, options.rounds)?;
     pair.give_back().await?;
     floor.extend(ping_pong(options.rounds - options.rounds / 2)?);
-    let (floor, writes) = (Floor::of(floor), median(writes));
+    let (floor, writes) = (Rounds::of(floor), Rounds::of(writes));
+    let (value, scatter) = against(writes, floor);
     Ok(vec![Figure {
         name: "8-byte write, of a bare ping-pong",
-        value: ratio(writes, floor.median),
+        value,
         unit: "×",
         most: Some(MOST),
-        floor_scatter: Some(floor.scatter),
+        scatter: Some(scatter),
         note: format!(
             "medians of {} rounds busy-polled, {} against {}",
             options.rounds,
-            micros(writes),
+            micros(writes.median),
             micros(floor.median)
         ),
     }])

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use gdrd_client::{AcquireOptions, Client, ClientError, Session};
 
 use super::Figure;
-use super::sample::{Floor, median, micros, ratio};
+use super::sample::{Rounds, against, micros};
 use crate::args::{Bench, Global};
 use crate::host;
 
@@ -26,36 +26,37 @@ pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<
     ])
 }
 
-fn figure(name: &'static str, most: Option<f64>, what: &str, found: (Duration, Floor), options: &Bench) -> Figure {
+fn figure(name: &'static str, most: Option<f64>, what: &str, found: (Rounds, Rounds), options: &Bench) -> Figure {
     let (rounds, pings) = found;
+    let (value, scatter) = against(rounds, pings);
     Figure {
         name,
-        value: ratio(rounds, pings.median),
+        value,
         unit: "×",
         most,
-        floor_scatter: Some(pings.scatter),
+        scatter: Some(scatter),
         note: format!(
             "medians of {} rounds of 2 MiB back to back, {what}, {} against {}",
             options.rounds,
-            micros(rounds),
+            micros(rounds.median),
             micros(pings.median)
         ),
     }
 }
 
-/// The median of a round, and two empty calls. The floor is taken on both sides of the rounds, so that a machine that
+/// Rounds, and two empty calls. The floor is taken on both sides of the rounds, so that a machine that
 /// warms up or slows down favours neither.
 async fn against_pings(
     client: &Client,
     session: &Session,
     options: &Bench,
     write: bool,
-) -> anyhow::Result<(Duration, Floor)> {
+) -> anyhow::Result<(Rounds, Rounds)> {
     fill_pool(session, options, write).await?;
     let mut pings = time_pings(client, options.rounds / 2).await?;
     let rounds = time_rounds(session, options).await?;
     pings.extend(time_pings(client, options.rounds - options.rounds / 2).await?);
-    Ok((median(rounds), Floor::of(pings)))
+    Ok((Rounds::of(rounds), Rounds::of(pings)))
 }
 
 /// As many buffers as the pool keeps, acquired at once and released at once. Written whole, they have pages that each

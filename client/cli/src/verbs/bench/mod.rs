@@ -30,19 +30,19 @@ struct Figure {
     unit: &'static str,
     /// Greatest value allowed; `None` for figures that are only shown.
     most: Option<f64>,
-    /// How its floor scatters ([`sample::Floor::scatter`]); `None` where it has none.
-    floor_scatter: Option<f64>,
+    /// How the rounds of the side that scatters more do ([`sample::Rounds::scatter`]); `None` for what is no ratio.
+    scatter: Option<f64>,
     note: String,
 }
 
-/// A floor that scatters more than this was measured while the host did other work. On a quiet one empty calls scatter most: two
-/// times, by which CPUs they run on.
+/// Rounds that scatter more than this were measured while the host did other work. On a quiet one they take up to two times as long by
+/// which CPUs they run on.
 const MOST_SCATTER: f64 = 4.0;
 
 impl Figure {
-    /// Whether its floor says nothing, and so the figure does not.
+    /// Whether the host had other work, so that it says nothing.
     fn is_disturbed(&self) -> bool {
-        self.floor_scatter.is_some_and(|scatter| scatter.is_nan() || scatter > MOST_SCATTER)
+        self.scatter.is_some_and(|scatter| scatter.is_nan() || scatter > MOST_SCATTER)
     }
 
     fn keeps_bound(&self) -> Option<bool> {
@@ -71,7 +71,7 @@ pub(crate) fn run(global: &Global, options: &Bench) -> anyhow::Result<Outcome> {
         || as_text(&figures, simulated.as_deref()),
     )?;
     let is_missed = |figure: &Figure| figure.most.is_some() && figure.keeps_bound() != Some(true);
-    Ok(if !figures.iter().any(is_missed) { Outcome::Done } else { Outcome::Failed })
+    Ok(if figures.iter().any(is_missed) { Outcome::Failed } else { Outcome::Done })
 }
 
 /// The profile that the daemon simulates, since that is what was measured then.
@@ -88,7 +88,7 @@ fn as_json(figures: &[Figure], simulated: Option<&str>) -> Value {
             "unit": figure.unit,
             "most": figure.most,
             "kept": figure.keeps_bound(),
-            "floor_scatter": figure.floor_scatter,
+            "scatter": figure.scatter,
             "busy": figure.is_disturbed(),
             "note": figure.note,
         })
@@ -124,11 +124,11 @@ fn as_text(figures: &[Figure], simulated: Option<&str>) -> String {
 
 /// Says what figures that were measured on a busy host are worth.
 fn busy(figures: &[Figure]) -> String {
-    let scatter = figures.iter().filter(|figure| figure.is_disturbed()).filter_map(|figure| figure.floor_scatter);
+    let scatter = figures.iter().filter(|figure| figure.is_disturbed()).filter_map(|figure| figure.scatter);
     match scatter.reduce(f64::max) {
         Some(most) => format!(
-            "BUSY: this host had other work, so that ratio says nothing: rounds of its floor, which all do the same, took up to \
-             {most:.0} times as long as others (p90 of p10; a quiet host stays below {MOST_SCATTER}). Measure again when it is quiet.\n"
+            "BUSY: this host had other work, so that ratio says nothing: rounds that all do the same took up to {most:.0} times \
+             as long as others (p90 of p10; a quiet host stays below {MOST_SCATTER}). Measure again when it is quiet.\n"
         ),
         None => String::new(),
     }
@@ -139,12 +139,12 @@ mod tests {
     use super::*;
 
     fn figure(value: f64, most: Option<f64>) -> Figure {
-        Figure { name: "x", value, unit: "×", most, floor_scatter: None, note: String::new() }
+        Figure { name: "x", value, unit: "×", most, scatter: None, note: String::new() }
     }
 
     #[test]
-    fn a_figure_whose_floor_scatters_is_neither_kept_nor_missed_and_says_so() {
-        let of = |scatter| Figure { floor_scatter: Some(scatter), ..figure(1.0, Some(1.5)) };
+    fn a_figure_whose_rounds_scatter_is_neither_kept_nor_missed_and_says_so() {
+        let of = |scatter| Figure { scatter: Some(scatter), ..figure(1.0, Some(1.5)) };
         assert_eq!(of(2.0).keeps_bound(), Some(true));
         assert_eq!(busy(&[of(2.0)]), "");
         let disturbed = [of(2.0), of(37.4)];

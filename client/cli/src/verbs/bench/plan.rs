@@ -25,7 +25,7 @@ pub(super) fn measure() -> anyhow::Result<Vec<Figure>> {
         value: median(times).as_secs_f64() * 1e3,
         unit: "ms",
         most: Some(MOST_MS),
-        floor_scatter: None,
+        scatter: None,
         note: format!("median CPU time of {ROUNDS} whole processes"),
     }])
 }

@@ -8,21 +8,25 @@ pub(super) fn median(mut samples: Vec<Duration>) -> Duration {
     samples.get(samples.len() / 2).copied().unwrap_or_default()
 }
 
-/// What a figure is a ratio to, measured in the same run.
+/// One side of a ratio: rounds that all do the same.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Floor {
+pub(super) struct Rounds {
     pub(super) median: Duration,
-    /// How many times the fastest tenth of its rounds the slowest tenth takes, at least: what else the host does shows here,
-    /// since each round does the same.
+    /// How many times the fastest tenth of them the slowest tenth takes, at least: what else the host does shows here.
     pub(super) scatter: f64,
 }
 
-impl Floor {
+impl Rounds {
     pub(super) fn of(mut rounds: Vec<Duration>) -> Self {
         rounds.sort_unstable();
         let tenth = |tenths: usize| rounds.get(rounds.len() * tenths / 10).copied().unwrap_or_default();
         Self { scatter: ratio(tenth(9), tenth(1)), median: median(rounds) }
     }
+}
+
+/// The median of `a` over that of `b`, and the scatter of the side that scatters more: the figure is worth no more than either.
+pub(super) fn against(a: Rounds, b: Rounds) -> (f64, f64) {
+    (ratio(a.median, b.median), a.scatter.max(b.scatter))
 }
 
 /// `a` over `b`; infinite for a floor of zero.
@@ -40,13 +44,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_floor_scatters_as_its_tenths_differ_and_not_by_single_rounds() {
+    fn rounds_scatter_as_their_tenths_differ_and_not_by_single_ones() {
         let mut rounds = vec![Duration::from_micros(10); 100];
         rounds.extend([Duration::from_millis(4); 5]);
-        let quiet = Floor::of(rounds.clone());
+        let quiet = Rounds::of(rounds.clone());
         assert_eq!((quiet.median, quiet.scatter), (Duration::from_micros(10), 1.0));
         rounds.extend([Duration::from_millis(4); 20]);
-        assert!(Floor::of(rounds).scatter > 100.0);
+        assert!(Rounds::of(rounds).scatter > 100.0);
     }
 
     #[test]
