@@ -12,6 +12,7 @@ use tracing::{info, warn};
 
 use crate::notify;
 use crate::rescan::Rescan;
+use crate::sockets_guard::SocketsGuard;
 
 /// Cores up to which one thread serves. A call and its fds are two tasks that wake each other: on one thread that costs
 /// nothing, on two it costs a wake-up across cores, which is more than the call itself (a third of acquire + release).
@@ -66,7 +67,7 @@ pub(crate) fn leaves_all(served: &anyhow::Result<Ended>, keeps: bool) -> bool {
 pub(crate) async fn serve(
     server: Server,
     stop: CancellationToken,
-    rescan: Rescan,
+    (rescan, guard): (Rescan, &mut SocketsGuard),
     status: &str,
 ) -> anyhow::Result<Ended> {
     let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
@@ -93,6 +94,7 @@ pub(crate) async fn serve(
         // Answers only while the engine does: its state is behind the lock that all calls take.
         () = notify::watchdog(|| drop(engine.hca_names())) => {}
         () = rescan.run() => {}
+        () = guard.run() => {}
         () = ignore(hangup) => {}
     }
     notify::stopping();

@@ -22,6 +22,7 @@ mod reprobe;
 mod rescan;
 mod runtime_dir;
 mod sockets;
+mod sockets_guard;
 mod store;
 mod uevents;
 mod worker;
@@ -47,6 +48,7 @@ use crate::inherited::Inherited;
 use crate::probes::ProbeFile;
 use crate::rescan::Rescan;
 use crate::runtime_dir::{RuntimeDir, RuntimeDirError};
+use crate::sockets_guard::SocketsGuard;
 use crate::store::{Promise, Store};
 
 /// The engine's journal, in the runtime folder: it means something as long as the kept descriptors do.
@@ -171,17 +173,19 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let server =
         ServerConfig { engine: engine.clone(), topology: chosen.topology, facts, limits: config.server(), resumed };
 
+    let mut guard = SocketsGuard::new(runtime_dir, listening.made);
     let served = runtime.block_on(async {
         let stop = CancellationToken::new();
         let server = Server::new(listening.sockets, server, stop.clone())?;
-        daemon::serve(server, stop, rescan, &status).await
+        guard.serve(server.rebinding());
+        daemon::serve(server, stop, (rescan, &mut guard), &status).await
     });
     probes.save(&topology);
     if daemon::leaves_all(&served, engine.keeps()) {
         // As if killed, which is what the next daemon knows how to go on from: nothing is told, closed or given back.
         std::process::exit(served.map_or_else(|error| failure::report(&error), |_left| 0));
     }
-    drop(listening.made);
+    drop(guard);
     daemon::end(runtime);
     engine.shutdown();
     info!("ended");

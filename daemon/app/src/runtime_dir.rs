@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
@@ -77,7 +78,7 @@ impl RuntimeDirError {
 #[derive(Debug)]
 pub(crate) struct RuntimeDir {
     path: PathBuf,
-    _lock: File,
+    lock: Mutex<File>,
 }
 
 impl RuntimeDir {
@@ -89,26 +90,47 @@ impl RuntimeDir {
         if path.as_os_str().len() > MAX_DIR_BYTES {
             return Err(RuntimeDirError::TooLong { path });
         }
-        let unusable = |source| RuntimeDirError::Unusable { path: path.clone(), source };
-        create(&path).map_err(unusable)?;
-        check(&path)?;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o644);
-        let mut lock = options.open(path.join(LOCK_NAME)).map_err(unusable)?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            let mut pid = String::new();
-            // Only for the message; the lock says what counts.
-            let _ = (&lock).take(20).read_to_string(&mut pid);
-            return Err(RuntimeDirError::InUse { path, pid: pid.trim().to_owned() });
+        let lock = Mutex::new(locked(&path)?);
+        Ok(Self { path, lock })
+    }
+
+    /// Makes and locks it anew where the folder or its lock was deleted. Whether that was so.
+    ///
+    /// # Errors
+    /// As [`RuntimeDir::claim`]; then another daemon may have it.
+    pub(crate) fn renew(&self) -> Result<bool, RuntimeDirError> {
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let ours = lock.metadata().map(|ours| (ours.dev(), ours.ino())).ok();
+        let there = fs::metadata(self.path.join(LOCK_NAME)).map(|there| (there.dev(), there.ino())).ok();
+        if ours.is_some() && ours == there {
+            return Ok(false);
         }
-        lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable)?;
-        Ok(Self { path, _lock: lock })
+        *lock = locked(&self.path)?;
+        Ok(true)
     }
 
     /// The folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// The lock of a folder, which is made where it is missing.
+fn locked(path: &Path) -> Result<File, RuntimeDirError> {
+    let unusable = |source| RuntimeDirError::Unusable { path: path.to_owned(), source };
+    create(path).map_err(unusable)?;
+    check(path)?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o644);
+    let mut lock = options.open(path.join(LOCK_NAME)).map_err(unusable)?;
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let mut pid = String::new();
+        // Only for the message; the lock says what counts.
+        let _ = (&lock).take(20).read_to_string(&mut pid);
+        return Err(RuntimeDirError::InUse { path: path.to_owned(), pid: pid.trim().to_owned() });
+    }
+    lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(unusable)?;
+    Ok(lock)
 }
 
 /// The folder by the rule of the documentation: argument, RUNTIME_DIRECTORY, /run/gdrd for root, else

@@ -14,6 +14,30 @@ use thiserror::Error;
 const GRPC_NAME: &str = "gdrd.sock";
 const SESSION_NAME: &str = "session.sock";
 
+/// One of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Grpc,
+    Session,
+}
+
+impl Kind {
+    /// Its name in the runtime folder.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Grpc => GRPC_NAME,
+            Self::Session => SESSION_NAME,
+        }
+    }
+
+    fn socket_type(self) -> SocketType {
+        match self {
+            Self::Grpc => SocketType::STREAM,
+            Self::Session => SocketType::SEQPACKET,
+        }
+    }
+}
+
 /// Open to every user: what a peer may do is decided by its credentials.
 const SOCKET_MODE: u32 = 0o666;
 
@@ -50,14 +74,43 @@ pub(crate) struct Listening {
 }
 
 /// Socket files of this process; removed when dropped.
-#[derive(Debug, Default)]
-pub(crate) struct Made(Vec<PathBuf>);
+#[derive(Debug)]
+pub(crate) struct Made {
+    folder: PathBuf,
+    kinds: Vec<Kind>,
+}
+
+impl Made {
+    fn bind(&mut self, kind: Kind) -> Result<OwnedFd, SocketError> {
+        let path = self.folder.join(kind.name());
+        remove_stale(&path)?;
+        self.kinds.push(kind);
+        bound(&path, kind.socket_type())
+    }
+
+    /// Those whose name is gone.
+    pub(crate) fn missing(&self) -> Vec<Kind> {
+        let is_missing = |kind: &Kind| {
+            let found = fs::symlink_metadata(self.folder.join(kind.name()));
+            found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        self.kinds.iter().copied().filter(is_missing).collect()
+    }
+
+    /// Binds one whose name is gone; what else may have that name meanwhile is left alone.
+    ///
+    /// # Errors
+    /// `Bind`.
+    pub(crate) fn bind_again(&self, kind: Kind) -> Result<OwnedFd, SocketError> {
+        bound(&self.folder.join(kind.name()), kind.socket_type())
+    }
+}
 
 impl Drop for Made {
     fn drop(&mut self) {
-        for path in &self.0 {
+        for kind in &self.kinds {
             // Gone already is as good.
-            let _ = fs::remove_file(path);
+            let _ = fs::remove_file(self.folder.join(kind.name()));
         }
     }
 }
@@ -75,27 +128,25 @@ impl Activated {
     /// # Errors
     /// `Bind`, `NotASocket`.
     pub(crate) fn complete(self, folder: &Path) -> Result<Listening, SocketError> {
-        let mut made = Made::default();
+        let mut made = Made { folder: folder.to_owned(), kinds: Vec::new() };
         let grpc = match self.grpc {
             Some(grpc) => grpc,
-            None => UnixListener::from(bound(&folder.join(GRPC_NAME), SocketType::STREAM, &mut made)?),
+            None => UnixListener::from(made.bind(Kind::Grpc)?),
         };
         let session = match self.session {
             Some(session) => session,
-            None => bound(&folder.join(SESSION_NAME), SocketType::SEQPACKET, &mut made)?,
+            None => made.bind(Kind::Session)?,
         };
         Ok(Listening { sockets: Sockets { grpc, session }, made })
     }
 }
 
-fn bound(path: &Path, kind: SocketType, made: &mut Made) -> Result<OwnedFd, SocketError> {
+fn bound(path: &Path, kind: SocketType) -> Result<OwnedFd, SocketError> {
     let failed = |source: io::Error| SocketError::Bind { path: path.to_owned(), source };
-    remove_stale(path)?;
     let address = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, kind, flags, None).map_err(|errno| failed(errno.into()))?;
     bind(&socket, &address).map_err(|errno| failed(errno.into()))?;
-    made.0.push(path.to_owned());
     fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
     listen(&socket, BACKLOG).map_err(|errno| failed(errno.into()))?;
     Ok(socket)

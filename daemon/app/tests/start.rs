@@ -6,6 +6,7 @@ use gdrd_client::{AcquireOptions, ClientOptions, RuntimeDir};
 use gdrd_proto::v1;
 use gdrd_proto::v1::buffers_client::BuffersClient;
 use gdrd_proto::v1::host_client::HostClient;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with};
 use rustix::process::Signal;
 use support::{Stage, block_on, channel, names_in, raw_session, run};
 use tonic::metadata::MetadataValue;
@@ -58,6 +59,52 @@ fn what_was_probed_is_known_to_the_next_daemon_and_to_none_of_another_host() {
     end(second);
     let _other = stage.start(stage.command(&["--sim", "two-socket-2gpu"]));
     assert_eq!(probe(true), []);
+}
+
+/// Waits for a state that the daemon reaches by itself.
+fn until(what: &str, reached: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !reached() {
+        assert!(start.elapsed() < support::WATCHDOG, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_is_deleted_from_the_runtime_folder_is_made_again_and_the_folder_stays_taken() {
+    let stage = Stage::new();
+    let daemon = stage.start_simulated();
+    let names = ["gdrd.lock", "gdrd.sock", "session.sock"];
+    let (before, _token) = raw_session(&stage.runtime_dir().join("session.sock"));
+    for whole in [false, true, false] {
+        if whole {
+            // At once: what is deleted one by one may be back before the last is gone.
+            std::fs::rename(stage.runtime_dir(), stage.path("gone")).expect("it is ours");
+        } else {
+            for name in names {
+                std::fs::remove_file(stage.runtime_dir().join(name)).expect("it is there");
+            }
+        }
+        let accepts = |name: &str| {
+            let kind = if name == "gdrd.sock" { SocketType::STREAM } else { SocketType::SEQPACKET };
+            let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).expect("a socket");
+            connect(socket, &SocketAddrUnix::new(stage.runtime_dir().join(name)).expect("a short path")).is_ok()
+        };
+        // Not by connecting alone: so many would be too many for one user.
+        until("the sockets to be there", || names.iter().all(|name| stage.runtime_dir().join(name).exists()));
+        until("them to listen", || accepts("session.sock") && accepts("gdrd.sock"));
+        assert_eq!(stage.status().sim_profile, "dgx-a100");
+        let _another = raw_session(&stage.runtime_dir().join("session.sock"));
+        let (code, text) = run(stage.command(&["--sim", "dgx-a100"]));
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains(&format!("in use by gdrd with pid {}", daemon.pid())), "{text}");
+    }
+    let mut seen = [0; 8];
+    let still = recv(&before, &mut seen[..], RecvFlags::DONTWAIT);
+    assert_eq!(still.map(|(_, len)| len), Err(rustix::io::Errno::WOULDBLOCK), "the session goes on");
+    daemon.signal(Signal::TERM);
+    assert!(daemon.wait().success());
+    assert_eq!(names_in(&stage.runtime_dir()), ["gdrd.lock"], "in the end they are gone");
 }
 
 #[test]

@@ -20,6 +20,6 @@ mod topology;
 
 pub use grpc::{Backend, Backends, HostFacts};
 pub use limits::ServerLimits;
-pub use server::{Server, ServerConfig, ServerError, Sockets};
+pub use server::{Rebinding, Server, ServerConfig, ServerError, Sockets};
 pub use status::{REASON_KEY, code_of};
 pub use topology::{Change, Topology, View};

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use gdrd_engine::{Engine, SessionResumed};
 use thiserror::Error;
-use tokio::net::UnixListener;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::Admission;
@@ -54,11 +54,31 @@ pub enum ServerError {
     Grpc(#[from] tonic::transport::Error),
 }
 
+/// Gives a running server other sockets in place of those that it has. Clones are one.
+#[derive(Debug, Clone)]
+pub struct Rebinding {
+    grpc: mpsc::Sender<std::os::unix::net::UnixListener>,
+    session: mpsc::Sender<OwnedFd>,
+}
+
+impl Rebinding {
+    /// Another socket for gRPC. Connections stay. Does nothing once the server has ended.
+    pub async fn grpc(&self, socket: std::os::unix::net::UnixListener) {
+        let _ = self.grpc.send(socket).await;
+    }
+
+    /// Another socket for sessions. Sessions stay. Does nothing once the server has ended.
+    pub async fn session(&self, socket: OwnedFd) {
+        let _ = self.session.send(socket).await;
+    }
+}
+
 /// A server whose sockets answer once it runs.
 #[derive(Debug)]
 pub struct Server {
-    grpc: UnixListener,
+    grpc: grpc::Listening,
     listener: Listener,
+    rebinding: Rebinding,
     parts: grpc::Parts,
     limits: ServerLimits,
     stop: CancellationToken,
@@ -72,17 +92,31 @@ impl Server {
     pub fn new(sockets: Sockets, config: ServerConfig, stop: CancellationToken) -> Result<Self, ServerError> {
         let ServerConfig { engine, topology, facts, limits, resumed } = config;
         let failed = |socket| move |source| ServerError::Socket { socket, source };
-        sockets.grpc.set_nonblocking(true).map_err(failed("gRPC"))?;
-        let grpc = UnixListener::from_std(sockets.grpc).map_err(failed("gRPC"))?;
+        let (grpc_sender, grpc_replaced) = mpsc::channel(1);
+        let (session_sender, session_replaced) = mpsc::channel(1);
+        let rebinding = Rebinding { grpc: grpc_sender, session: session_sender };
+        let grpc = grpc::Listening::new(sockets.grpc, grpc_replaced).map_err(failed("gRPC"))?;
         let sessions = Sessions::default();
         let admission = Admission::new(limits.max_session_connections, limits.max_session_connections_per_uid);
         let session_connections = std::sync::Arc::clone(&admission);
-        let listener =
-            Listener::new(sockets.session, admission, engine.clone(), sessions.clone(), limits.clone(), stop.clone());
+        let listener = Listener::new(
+            (sockets.session, session_replaced),
+            admission,
+            engine.clone(),
+            sessions.clone(),
+            limits.clone(),
+            stop.clone(),
+        );
         let listener = listener.map_err(failed("session"))?;
         listener.resume(resumed);
         let parts = grpc::Parts { engine, sessions, topology, facts, session_connections };
-        Ok(Self { grpc, listener, parts, limits, stop })
+        Ok(Self { grpc, listener, rebinding, parts, limits, stop })
+    }
+
+    /// For whoever finds that its sockets have lost their names.
+    #[must_use]
+    pub fn rebinding(&self) -> Rebinding {
+        self.rebinding.clone()
     }
 
     /// Serves until told to stop; then sessions are told goodbye and calls in flight have the drain timeout.

@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
 /// Ends a test that would otherwise wait for ever; nothing is measured against it.
-const WATCHDOG: Duration = Duration::from_secs(60);
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A folder for one daemon, and the socket on which systemd would hear of it.
 pub(crate) struct Stage {

@@ -11,6 +11,7 @@ use futures_util::stream::unfold;
 use gdrd_stream::Stream as Socket;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
@@ -93,23 +94,57 @@ struct Shared {
     refusals: Refusals,
 }
 
+/// The listening socket, until there is another one.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    socket: UnixListener,
+    replaced: mpsc::Receiver<std::os::unix::net::UnixListener>,
+}
+
+impl Listening {
+    /// Must be called within the runtime.
+    ///
+    /// # Errors
+    /// As the runtime's registration of the socket.
+    pub(crate) fn new(
+        socket: std::os::unix::net::UnixListener,
+        replaced: mpsc::Receiver<std::os::unix::net::UnixListener>,
+    ) -> io::Result<Self> {
+        Ok(Self { socket: watched(socket)?, replaced })
+    }
+
+    async fn accept(&mut self) -> io::Result<UnixStream> {
+        loop {
+            tokio::select! {
+                accepted = self.socket.accept() => return accepted.map(|(stream, _)| stream),
+                Some(socket) = self.replaced.recv() => self.socket = watched(socket)?,
+            }
+        }
+    }
+}
+
+fn watched(socket: std::os::unix::net::UnixListener) -> io::Result<UnixListener> {
+    socket.set_nonblocking(true)?;
+    UnixListener::from_std(socket)
+}
+
 /// Connections as they come. An error of accepting pauses it, a refused connection is closed; the stream never ends.
 pub(crate) fn incoming(
-    listener: UnixListener,
+    listening: Listening,
     admission: Arc<Admission>,
     patience: Patience,
 ) -> impl Stream<Item = io::Result<Connection>> + Send {
     let shared = Shared { admission, patience, refusals: Refusals::default() };
-    unfold((listener, shared), |(listener, shared)| async move {
-        let connection = next(&listener, &shared).await;
-        Some((Ok(connection), (listener, shared)))
+    unfold((listening, shared), |(mut listening, shared)| async move {
+        let connection = next(&mut listening, &shared).await;
+        Some((Ok(connection), (listening, shared)))
     })
 }
 
-async fn next(listener: &UnixListener, shared: &Shared) -> Connection {
+async fn next(listening: &mut Listening, shared: &Shared) -> Connection {
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => match Connection::new(stream, shared) {
+        match listening.accept().await {
+            Ok(stream) => match Connection::new(stream, shared) {
                 Ok(Some(connection)) => return connection,
                 Ok(None) => {}
                 Err(error) => debug!(%error, "gRPC connection dropped"),

@@ -24,13 +24,13 @@ use gdrd_proto::v1::host_server::HostServer;
 use gdrd_proto::v1::queue_pairs_server::QueuePairsServer;
 use gdrd_proto::v1::registrations_server::RegistrationsServer;
 use gdrd_proto::v1::topology_server::TopologyServer;
-use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 use tonic::transport::{Error, Server};
 use tower::layer::util::{Identity, Stack};
 
+pub(crate) use connection::Listening;
 pub use host::{Backend, Backends, HostFacts};
 pub(crate) use topology::wire_plan;
 
@@ -59,7 +59,7 @@ pub(crate) struct Parts {
 /// # Errors
 /// When a service cannot be assembled or its socket fails for good.
 pub(crate) async fn run(
-    listener: UnixListener,
+    listener: Listening,
     parts: Parts,
     limits: &ServerLimits,
     stop: CancellationToken,

@@ -8,6 +8,7 @@ use gdrd_engine::{Engine, SessionResumed};
 use rustix::net::{SocketFlags, accept_with};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
@@ -36,27 +37,28 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: AsyncFd<OwnedFd>,
+    replaced: mpsc::Receiver<OwnedFd>,
     admission: Arc<Admission>,
     shared: Arc<Shared>,
     tasks: TaskTracker,
 }
 
 impl Listener {
-    /// Takes a listening SOCK_SEQPACKET socket. Must be called within the runtime.
+    /// Takes a listening SOCK_SEQPACKET socket, and others that take its place. Must be called within the runtime.
     ///
     /// # Errors
     /// As the runtime's registration of the fd.
     pub(crate) fn new(
-        socket: OwnedFd,
+        (socket, replaced): (OwnedFd, mpsc::Receiver<OwnedFd>),
         admission: Arc<Admission>,
         engine: Engine,
         sessions: Sessions,
         limits: ServerLimits,
         stop: CancellationToken,
     ) -> io::Result<Self> {
-        rustix::io::ioctl_fionbio(&socket, true)?;
+        let socket = listening(socket)?;
         let shared = Arc::new(Shared { engine, sessions, limits, proofs: Proofs::new(), stop });
-        Ok(Self { socket: watch(socket, Interest::READABLE)?, admission, shared, tasks: TaskTracker::new() })
+        Ok(Self { socket, replaced, admission, shared, tasks: TaskTracker::new() })
     }
 
     /// Goes on with these sessions. From here on calls can name them.
@@ -65,11 +67,18 @@ impl Listener {
     }
 
     /// Accepts until the daemon stops, then waits for the sessions to end.
-    pub(crate) async fn run(self) {
+    pub(crate) async fn run(mut self) {
         loop {
             let accepted = tokio::select! {
                 () = self.shared.stop.cancelled() => break,
-                accepted = self.accept() => accepted,
+                Some(socket) = self.replaced.recv() => {
+                    match listening(socket) {
+                        Ok(socket) => self.socket = socket,
+                        Err(error) => warn!(%error, "another session socket cannot be used"),
+                    }
+                    continue;
+                }
+                accepted = accept(&self.socket) => accepted,
             };
             match accepted {
                 Ok(socket) => self.start(socket),
@@ -82,20 +91,6 @@ impl Listener {
         drop(self.socket);
         self.tasks.close();
         self.tasks.wait().await;
-    }
-
-    async fn accept(&self) -> io::Result<OwnedFd> {
-        loop {
-            let mut ready = self.socket.readable().await?;
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            if let Ok(accepted) = ready.try_io(|socket| Ok(accept_with(socket.get_ref(), flags)?)) {
-                match accepted {
-                    // The connection went away before it was taken (accept(2)).
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                    other => return other,
-                }
-            }
-        }
     }
 
     /// A session counts as it did before, but is not refused for the bounds: it is there.
@@ -134,5 +129,25 @@ impl Listener {
         }
         let shared = Arc::clone(&self.shared);
         self.tasks.spawn(async move { task::serve(channel, &shared).await });
+    }
+}
+
+/// Puts a listening socket under the runtime's watch.
+fn listening(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    watch(socket, Interest::READABLE)
+}
+
+async fn accept(socket: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
+    loop {
+        let mut ready = socket.readable().await?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        if let Ok(accepted) = ready.try_io(|socket| Ok(accept_with(socket.get_ref(), flags)?)) {
+            match accepted {
+                // The connection went away before it was taken (accept(2)).
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                other => return other,
+            }
+        }
     }
 }
