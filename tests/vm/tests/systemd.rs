@@ -258,6 +258,31 @@ fn leases_and_content_outlive_a_killed_and_a_restarted_daemon() {
 }
 
 #[test]
+fn hundreds_of_leases_come_back_at_once() {
+    const LEASES: u32 = 200;
+    const SMALL_BYTES: u64 = 64 << 10;
+    serving();
+    let mut puppet = Puppet::start();
+    puppet.run(Command::Connect { runtime_dir: RUNTIME_DIR.into() });
+    for place in 0..LEASES {
+        let buffer = place.to_string();
+        puppet.run(Command::AcquireHost { buffer: buffer.clone(), hca: HCA.into(), size: SMALL_BYTES });
+        puppet.run(Command::Poke { buffer, offset: 0, bytes: format!("{place:08x}") });
+    }
+    assert!(stored() >= LEASES, "each has a descriptor in the store");
+    let before = main_pid();
+    killed();
+    await_another(before);
+    puppet.run(Command::AwaitRestart { restarts: 1 });
+    for place in 0..LEASES {
+        let buffer = place.to_string();
+        puppet.run(Command::Refresh { buffer: buffer.clone() });
+        let content = puppet.run(Command::Peek { buffer, offset: 0, len: 4 });
+        assert_eq!(text(&content), format!("{place:08x}"));
+    }
+}
+
+#[test]
 fn a_stopped_service_keeps_nothing_and_starts_with_nothing() {
     serving();
     run("systemctl", &["restart", UNIT]);
