@@ -4,12 +4,11 @@
 //! GPU, both in their places. Where only a link has changed since, it is in doubt, and proven anew. What cannot be read counts
 //! as no proof.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use gdrd_engine::{ProbeFigures, ProbeOutcome, Probed};
+use gdrd_engine::{ProbeFigures, ProbeOutcome, Probed, boot_id, read_state_file, replace_state_file};
 use gdrd_server::Topology;
 use gdrd_topology::model::{Hca, HcaOrigin, Host};
 use serde::{Deserialize, Serialize};
@@ -21,8 +20,6 @@ use crate::reprobe::LINK_CHANGED;
 const NAME: &str = "gdrd.probes";
 /// Longest file that is read; a host with 64 GPUs and NICs, each with each, has less.
 const MAX_BYTES: u64 = 4 << 20;
-/// Another one each boot (random(4)).
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The file and what it is compared with.
 #[derive(Debug)]
@@ -70,8 +67,7 @@ enum Found {
 impl ProbeFile {
     /// The file in this folder. `kind` says which host is served; `sys` is where its devices tell of themselves.
     pub(crate) fn new(runtime_dir: &Path, kind: &str, sys: Option<PathBuf>, machine: Machine) -> Self {
-        let boot = fs::read_to_string(BOOT_ID).unwrap_or_default();
-        Self { path: runtime_dir.join(NAME), host: format!("{kind}, boot {}", boot.trim()), sys, machine }
+        Self { path: runtime_dir.join(NAME), host: format!("{kind}, boot {}", boot_id()), sys, machine }
     }
 
     /// Takes up what still holds.
@@ -182,22 +178,12 @@ impl ProbeFile {
     }
 
     fn read(&self) -> io::Result<Option<Kept>> {
-        let file = match File::open(&self.path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let mut text = Vec::new();
-        file.take(MAX_BYTES).read_to_end(&mut text)?;
+        let Some(text) = read_state_file(&self.path, MAX_BYTES)? else { return Ok(None) };
         Ok(Some(serde_json::from_slice(&text)?))
     }
 
-    /// Whole or not at all.
     fn write(&self, kept: &Kept) -> io::Result<()> {
-        let new = self.path.with_extension("probes-new");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(&serde_json::to_vec(kept)?)?;
-        fs::rename(new, &self.path)
+        replace_state_file(&self.path, &serde_json::to_vec(kept)?)
     }
 }
 

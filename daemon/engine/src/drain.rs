@@ -23,7 +23,8 @@ impl Engine {
     /// Returns the GPUs. Blocks on the driver.
     ///
     /// # Errors
-    /// `NotAdmin`, `UnknownGpu`, `Absent`, `SessionEnded`, `ShuttingDown`.
+    /// `NotAdmin`, `UnknownGpu`, `Absent`, `SessionEnded`, `ShuttingDown`; `NotKept` where it is done, and the next daemon will
+    /// not know.
     pub fn drain_gpus(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
         self.runtime().drain_gpus(viewer, gpu)
     }

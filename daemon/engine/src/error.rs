@@ -248,6 +248,16 @@ pub enum EngineError {
         /// What the backend said.
         problem: String,
     },
+    /// It was done, but the next daemon will not know.
+    #[error("done, but {what} is not kept for the next daemon: {path}: {problem}; make room there and call again")]
+    NotKept {
+        /// What is not kept.
+        what: &'static str,
+        /// The file.
+        path: String,
+        /// Why it was not written.
+        problem: String,
+    },
     /// The caller gave up before it was done.
     #[error("the call was cancelled")]
     Cancelled,
@@ -286,7 +296,8 @@ impl EngineError {
             Self::Limit { .. }
             | Self::OutOfMemory { .. }
             | Self::HcaExhausted { .. }
-            | Self::OutOfDescriptors { .. } => ErrorKind::ResourceExhausted,
+            | Self::OutOfDescriptors { .. }
+            | Self::NotKept { .. } => ErrorKind::ResourceExhausted,
             Self::Unsupported { .. }
             | Self::Absent { .. }
             | Self::PortsDown { .. }
@@ -335,6 +346,7 @@ impl EngineError {
             Self::DeviceLost { .. } => "DEVICE_LOST",
             Self::PeerUnreachable { .. } => "PEER_UNREACHABLE",
             Self::Driver { .. } => "DRIVER_FAILED",
+            Self::NotKept { .. } => "STATE_NOT_KEPT",
             Self::Cancelled => "CANCELLED",
             Self::ShuttingDown => "SHUTTING_DOWN",
             Self::Internal { .. } => "INTERNAL",

@@ -31,6 +31,7 @@ mod queue_pair;
 mod registration;
 mod runtime;
 mod session;
+mod state_file;
 mod stats;
 mod table;
 
@@ -65,4 +66,5 @@ pub use registration::{
 };
 pub use runtime::HeldBack;
 pub use session::{SessionEvent, SessionOpened, SessionResumed, Viewer};
+pub use state_file::{boot_id, read_state_file, replace_state_file};
 pub use stats::Stat;

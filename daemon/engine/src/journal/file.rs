@@ -1,12 +1,13 @@
 //! The file of a journal: read once at start, then appended to, and written anew when most of it is history.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::frame::{first_frame, frame_of, read};
 use crate::core::{Journaled, Record};
+use crate::state_file::{read_state_file, write_new as write_new_file};
 
 /// Longest journal that is read, bytes: 100,000 leases.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -14,11 +15,11 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 const LEAST_FOR_REWRITE_BYTES: u64 = 1 << 20;
 /// Written anew at so many times the length that it had then.
 const GROWTH_FOR_REWRITE: u64 = 4;
-/// Of the daemon's user alone.
-const MODE: u32 = 0o600;
+/// How long after one that could not be written the next is tried.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// The journal of this daemon. When it cannot be written it is given up, and removed: none is better than one that is
-/// not so.
+/// The journal of this daemon. When it cannot be written it is removed, since none is better than one that is not so, and begun
+/// anew later.
 #[derive(Debug)]
 pub(crate) struct JournalFile {
     path: PathBuf,
@@ -26,14 +27,17 @@ pub(crate) struct JournalFile {
     len_bytes: u64,
     /// Length after it was written anew last.
     rewritten_bytes: u64,
+    /// When it was last given up, while there is none.
+    given_up: Option<Instant>,
 }
 
 impl JournalFile {
     /// What the daemon before left; nothing where there is no journal, or none that can be believed: then why is logged,
     /// and the file is put aside.
     pub(crate) fn read(path: &Path) -> Journaled {
-        match read_file(path) {
-            Ok(bytes) => match read(&bytes) {
+        match read_state_file(path, MAX_FILE_BYTES) {
+            Ok(None) => {}
+            Ok(Some(bytes)) => match read(&bytes) {
                 Ok(found) => {
                     if found.torn_bytes > 0 {
                         let (path, bytes) = (path.display(), found.torn_bytes);
@@ -43,7 +47,6 @@ impl JournalFile {
                 }
                 Err(error) => put_aside(path, &error),
             },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => put_aside(path, &error),
         }
         Journaled::default()
@@ -51,7 +54,7 @@ impl JournalFile {
 
     /// Starts a journal with these records.
     pub(crate) fn start(path: PathBuf, records: &[Record]) -> Self {
-        let mut journal = Self { path, file: None, len_bytes: 0, rewritten_bytes: 0 };
+        let mut journal = Self { path, file: None, len_bytes: 0, rewritten_bytes: 0, given_up: None };
         journal.rewrite(records);
         journal
     }
@@ -68,11 +71,21 @@ impl JournalFile {
         }
     }
 
-    /// Whether most of it is history, or it comes near what the next daemon reads.
-    pub(crate) fn is_long(&self) -> bool {
+    /// Whether it is to be written anew: it could not be written a while ago, most of it is history, or it comes near what the
+    /// next daemon reads.
+    pub(crate) fn is_due(&self) -> bool {
+        self.given_up.map_or_else(|| self.is_long(), |since| since.elapsed() >= RETRY_AFTER)
+    }
+
+    /// Whether the next daemon will know all.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.file.is_some()
+    }
+
+    fn is_long(&self) -> bool {
         let history = self.rewritten_bytes.saturating_mul(GROWTH_FOR_REWRITE).min(MAX_FILE_BYTES / 2);
         let most = history.max(self.rewritten_bytes + LEAST_FOR_REWRITE_BYTES);
-        self.file.is_some() && self.len_bytes > most
+        self.len_bytes > most
     }
 
     /// Replaces it by these records, all at once.
@@ -83,6 +96,9 @@ impl JournalFile {
                 self.give_up(&io::Error::new(io::ErrorKind::FileTooLarge, what));
             }
             Ok((file, len_bytes)) => {
+                if self.given_up.take().is_some() {
+                    tracing::info!(path = %self.path.display(), "the journal is kept again");
+                }
                 self.file = Some(file);
                 (self.len_bytes, self.rewritten_bytes) = (len_bytes, len_bytes);
             }
@@ -92,20 +108,14 @@ impl JournalFile {
 
     fn give_up(&mut self, error: &io::Error) {
         let path = self.path.display();
-        tracing::error!(%path, %error, "the journal cannot be written; a restart from here on ends every session");
+        if self.given_up.is_none() {
+            tracing::error!(%path, %error, "the journal cannot be written; until it can, a restart ends every session");
+        }
+        self.given_up = Some(Instant::now());
         self.file = None;
         // Gone already is as good; what stays is replaced at the next start.
         let _ = fs::remove_file(&self.path);
     }
-}
-
-fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("longer than {MAX_FILE_BYTES} bytes")));
-    }
-    Ok(bytes)
 }
 
 /// Keeps a journal that is not believed, for a person to look at.
@@ -122,13 +132,7 @@ fn write_new(path: &Path, records: &[Record]) -> io::Result<(File, u64)> {
     for frame in std::iter::once(first_frame()).chain(records.iter().map(frame_of)) {
         bytes.extend(frame.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "a record is too long"))?);
     }
-    // One that an earlier daemon left half written is replaced, not written into.
-    match fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().append(true).create_new(true).mode(MODE).open(&new)?;
-    file.write_all(&bytes)?;
+    let file = write_new_file(&new, &bytes)?;
     fs::rename(&new, path)?;
     Ok((file, bytes.len() as u64))
 }
@@ -139,6 +143,7 @@ mod tests {
 
     use super::*;
     use crate::ids::LeaseId;
+    use crate::state_file::MODE;
 
     fn folder() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
@@ -178,6 +183,7 @@ mod tests {
             file: Some(tempfile::tempfile().unwrap()),
             len_bytes,
             rewritten_bytes,
+            given_up: None,
         };
         assert!(!journal(8 << 20, 32 << 20).is_long());
         assert!(journal(20 << 20, (32 << 20) + 1).is_long());
@@ -199,14 +205,20 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_that_cannot_be_written_is_removed() {
+    fn a_journal_that_cannot_be_written_is_removed_and_begun_anew_later() {
         let (folder, path) = folder();
         let mut journal = JournalFile::start(path.clone(), &[Record::Numbers(1)]);
         fs::create_dir(path.with_extension("new")).unwrap();
         journal.rewrite(&[Record::Numbers(2)]);
         assert!(!path.exists());
         journal.append(&Record::Numbers(3));
-        assert!(!path.exists());
+        assert!(!path.exists() && !journal.is_kept() && !journal.is_due());
+        fs::remove_dir(path.with_extension("new")).unwrap();
+        journal.given_up = Instant::now().checked_sub(RETRY_AFTER);
+        assert!(journal.is_due(), "it is tried again after a while");
+        journal.rewrite(&[Record::Numbers(4)]);
+        assert!(journal.is_kept() && !journal.is_due());
+        assert_eq!(JournalFile::read(&path).numbers, 4);
         drop(folder);
     }
 }

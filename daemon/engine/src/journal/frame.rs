@@ -27,6 +27,8 @@ pub(crate) enum FrameError {
     Checksum { at: usize },
     #[error("frame at byte {at} is no record: {reason}")]
     Content { at: usize, reason: String },
+    #[error("its first frame is missing")]
+    Cut,
     #[error("format {found}; this daemon knows {FORMAT}")]
     Format { found: u32 },
 }
@@ -62,7 +64,7 @@ pub(crate) struct Read {
     pub(crate) torn_bytes: usize,
 }
 
-/// Reads a whole journal.
+/// Reads a whole journal, which begins with a first record whatever becomes of the last.
 pub(crate) fn read(bytes: &[u8]) -> Result<Read, FrameError> {
     let mut read = Read::default();
     let mut at = 0;
@@ -83,6 +85,9 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Read, FrameError> {
             read.journaled.add(serde_json::from_slice(payload).map_err(failed)?);
         }
         at += HEAD_BYTES + payload.len();
+    }
+    if first {
+        return Err(FrameError::Cut);
     }
     Ok(read)
 }
@@ -124,13 +129,16 @@ mod tests {
     #[test]
     fn records_read_back() {
         assert_eq!(read(&sample()).unwrap().journaled.numbers, 9);
-        assert_eq!(read(&[]), Ok(Read::default()));
+        assert_eq!(read(&[]), Err(FrameError::Cut));
     }
 
     #[test]
     fn a_last_frame_that_is_cut_off_is_left_out() {
-        let whole = sample();
-        for len in 0..whole.len() {
+        let (whole, first) = (sample(), first_frame().unwrap().len());
+        for len in 0..first {
+            assert_eq!(read(&whole[..len]).unwrap_err(), FrameError::Cut, "written whole or not at all");
+        }
+        for len in first..whole.len() {
             let read = read(&whole[..len]).unwrap_or_else(|error| panic!("cut to {len} bytes: {error}"));
             assert!(read.journaled.numbers <= 9);
         }

@@ -14,17 +14,23 @@ use crate::drain::DrainedGpu;
 use crate::error::EngineError;
 use crate::session::Viewer;
 
-const REASON: &str = "drained by an administrator; 'gdrctl drain --resume' serves it again";
+/// Why a GPU is not served.
+fn reason(gpu: &GpuUuid) -> String {
+    format!("drained by an administrator; 'gdrctl drain {gpu} --resume' serves it again")
+}
 
 impl Runtime {
     pub(crate) fn drain_gpus(self: &Arc<Self>, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
         let named = self.named_by_admin(viewer, gpu)?;
+        // Written down before anything is done: the daemon may die in between.
+        self.drains.insert(named.iter().map(|(_, uuid)| uuid.clone()));
+        let kept = self.drains.keep();
         for (index, uuid) in &named {
-            self.drains.insert(uuid);
-            self.input(Input::GpuLost { gpu: *index, message: REASON.to_owned() });
+            self.input(Input::GpuLost { gpu: *index, message: reason(uuid) });
             self.let_go_of(uuid);
             tracing::info!(gpu = %uuid, "drained");
         }
+        kept?;
         Ok(named.into_iter().map(|(_, uuid)| uuid).collect())
     }
 
@@ -47,6 +53,7 @@ impl Runtime {
             tracing::info!(gpu = %uuid, "resumed");
             resumed.push(uuid);
         }
+        self.drains.keep()?;
         Ok(resumed)
     }
 
@@ -62,7 +69,7 @@ impl Runtime {
     /// Has the backend let go of GPUs that were drained before this engine was.
     pub(super) fn let_go_of_drained(&self) {
         for gpu in self.drained_gpus() {
-            tracing::info!(gpu = %gpu.uuid, "drained since before this daemon; 'gdrctl drain --resume' serves it again");
+            tracing::info!(gpu = %gpu.uuid, "{}", reason(&gpu.uuid));
             self.let_go_of(&gpu.uuid);
         }
     }
@@ -80,7 +87,7 @@ impl Runtime {
             drained.filter(|(index, _)| host.gpu(*index).is_some_and(|gpu| gpu.lost.is_none())).collect()
         };
         for (gpu, uuid) in came {
-            self.input(Input::GpuLost { gpu, message: REASON.to_owned() });
+            self.input(Input::GpuLost { gpu, message: reason(&uuid) });
             self.let_go_of(&uuid);
         }
     }
@@ -111,6 +118,6 @@ impl Runtime {
 /// Notes in a host which GPUs are drained, before anything else is done with it.
 pub(super) fn note_drained(drained: &BTreeSet<GpuUuid>, host: &mut Host) {
     for gpu in host.gpus.iter_mut().filter(|gpu| drained.contains(&gpu.planned.uuid)) {
-        gpu.lost = Some(REASON.to_owned());
+        gpu.lost = Some(reason(&gpu.planned.uuid));
     }
 }

@@ -4,20 +4,20 @@
 //! Role: owns the set and the file. GPUs that are not there now stay in it, for they may come back.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
 use gdrd_hal::GpuUuid;
 
 use super::lock;
+use crate::error::EngineError;
+use crate::state_file::{boot_id, read_state_file, replace_state_file};
 
 /// Longest file that is read, bytes: a thousand GPUs.
 const MAX_FILE_BYTES: u64 = 64 << 10;
-/// Of the daemon's user alone.
-const MODE: u32 = 0o600;
+const BOOT: &str = "boot ";
+const END: &str = "end";
 
 /// The drained GPUs.
 #[derive(Debug)]
@@ -50,34 +50,35 @@ impl Drains {
         self.lock().clone()
     }
 
-    pub(super) fn insert(&self, uuid: &GpuUuid) {
-        self.change(|uuids| uuids.insert(uuid.clone()));
+    pub(super) fn insert(&self, uuids: impl IntoIterator<Item = GpuUuid>) {
+        self.lock().extend(uuids);
     }
 
     /// Whether it was drained.
     pub(super) fn remove(&self, uuid: &GpuUuid) -> bool {
-        self.change(|uuids| uuids.remove(uuid))
+        self.lock().remove(uuid)
     }
 
     /// Forgets those that are none of these.
     pub(super) fn forget_others(&self, of: &BTreeSet<GpuUuid>) {
-        self.change(|uuids| {
-            let before = uuids.len();
-            uuids.retain(|uuid| of.contains(uuid));
-            uuids.len() != before
-        });
+        self.lock().retain(|uuid| of.contains(uuid));
     }
 
-    fn change(&self, change: impl FnOnce(&mut BTreeSet<GpuUuid>) -> bool) -> bool {
-        let mut uuids = self.lock();
-        let changed = change(&mut uuids);
-        if changed
-            && let Some(path) = &self.file
-            && let Err(error) = write(path, &uuids)
-        {
-            tracing::error!(path = %path.display(), %error, "the next daemon does not know of this drain");
-        }
-        changed
+    /// Has the next daemon know.
+    ///
+    /// # Errors
+    /// `NotKept`, where the file cannot be written.
+    pub(super) fn keep(&self) -> Result<(), EngineError> {
+        let Some(path) = &self.file else { return Ok(()) };
+        let uuids = self.lock();
+        write(path, &uuids).map_err(|error| {
+            tracing::error!(path = %path.display(), %error, "the next daemon does not know which gpus are drained");
+            EngineError::NotKept {
+                what: "which gpus are drained",
+                path: path.display().to_string(),
+                problem: error.to_string(),
+            }
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<GpuUuid>> {
@@ -85,29 +86,23 @@ impl Drains {
     }
 }
 
-/// A UUID a line.
+/// The boot, a UUID a line, and a last word, so that a file that was cut is seen to be. Drains of another boot are over.
 fn read(path: &Path) -> io::Result<BTreeSet<GpuUuid>> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        Err(error) => return Err(error),
-    };
-    let mut text = String::new();
-    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_FILE_BYTES {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("longer than {MAX_FILE_BYTES} bytes")));
+    let Some(bytes) = read_state_file(path, MAX_FILE_BYTES)? else { return Ok(BTreeSet::new()) };
+    let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
+    let text = std::str::from_utf8(&bytes).map_err(|_| invalid("it is no text"))?;
+    let mut lines = text.lines();
+    let boot = lines.next().and_then(|line| line.strip_prefix(BOOT)).ok_or_else(|| invalid("it names no boot"))?;
+    if lines.next_back() != Some(END) {
+        return Err(invalid("its end is missing"));
     }
-    Ok(text.lines().filter(|line| !line.is_empty()).map(|line| GpuUuid(line.to_owned())).collect())
+    Ok(if boot == boot_id() { lines.map(|line| GpuUuid(line.to_owned())).collect() } else { BTreeSet::new() })
 }
 
-/// Whole or not at all.
 fn write(path: &Path, uuids: &BTreeSet<GpuUuid>) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&new)?;
-    for uuid in uuids {
-        writeln!(file, "{uuid}")?;
-    }
-    fs::rename(&new, path)
+    let lines = uuids.iter().map(|uuid| format!("{uuid}\n"));
+    let text: String = std::iter::once(format!("{BOOT}{}\n", boot_id())).chain(lines).collect();
+    replace_state_file(path, format!("{text}{END}\n").as_bytes())
 }
 
 #[cfg(test)]
@@ -124,21 +119,46 @@ mod tests {
         let path = folder.path().join("drained");
         let read = || Drains::read(Some(path.clone()));
         let first = read();
-        first.insert(&uuid("GPU-a"));
-        first.insert(&uuid("GPU-b"));
+        first.insert([uuid("GPU-a"), uuid("GPU-b")]);
         assert!(first.remove(&uuid("GPU-a")) && !first.remove(&uuid("GPU-a")));
+        first.keep().unwrap();
         assert_eq!(read().all(), BTreeSet::from([uuid("GPU-b")]));
-        assert!(read().remove(&uuid("GPU-b")));
+        let second = read();
+        assert!(second.remove(&uuid("GPU-b")));
+        second.keep().unwrap();
         assert_eq!(read().all(), BTreeSet::new());
     }
 
     #[test]
-    fn a_file_that_is_none_drains_nothing() {
+    fn a_file_that_is_none_or_was_cut_is_told_and_drains_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("drained");
+        write(&path, &BTreeSet::from([uuid("GPU-a")])).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for cut in 0..whole.len() - 1 {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            assert!(super::read(&path).is_err(), "{cut} bytes");
+        }
         for bytes in [vec![0xff; 16], vec![b'a'; 1 << 20]] {
-            fs::write(&path, bytes).unwrap();
+            std::fs::write(&path, bytes).unwrap();
             assert_eq!(Drains::read(Some(path.clone())).all(), BTreeSet::new());
         }
+    }
+
+    #[test]
+    fn a_host_that_was_booted_again_drains_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("drained");
+        std::fs::write(&path, "boot another\nGPU-a\nend\n").unwrap();
+        assert_eq!(super::read(&path).unwrap(), BTreeSet::new());
+    }
+
+    #[test]
+    fn whoever_drains_is_told_that_the_next_daemon_will_not_know() {
+        let folder = tempfile::tempdir().unwrap();
+        let drains = Drains::read(Some(folder.path().join("no").join("drained")));
+        drains.insert([uuid("GPU-a")]);
+        assert!(matches!(drains.keep(), Err(EngineError::NotKept { .. })));
+        assert!(drains.contains(&uuid("GPU-a")));
     }
 }

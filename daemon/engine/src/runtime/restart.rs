@@ -71,10 +71,16 @@ impl Runtime {
 
     pub(super) fn shorten_journal(&self, state: &State) {
         if let Some(keeping) = &self.keeping
-            && let Some(journal) = lock(&keeping.journal).as_mut().filter(|journal| journal.is_long())
+            && let Some(journal) = lock(&keeping.journal).as_mut().filter(|journal| journal.is_due())
         {
             journal.rewrite(&state.core.records());
         }
+    }
+
+    /// Whether what the next daemon needs is written down; `None` where nobody keeps descriptors for it.
+    pub(super) fn is_written_down(&self) -> Option<bool> {
+        let keeping = self.keeping.as_ref()?;
+        Some(lock(&keeping.journal).as_ref().is_some_and(JournalFile::is_kept))
     }
 
     pub(super) fn unkeep(self: &Arc<Self>, name: Name) {
@@ -202,7 +208,12 @@ impl Runtime {
 
     /// The journal, and the objects that were kept of what it names.
     fn gather(&self, path: &std::path::Path, kept: &mut Kept) -> Restored {
-        let mut restored = Restored { journaled: JournalFile::read(path), ..Restored::default() };
+        let journaled = JournalFile::read(path);
+        if !kept.is_empty() && journaled.sessions.is_empty() && journaled.leases.is_empty() {
+            let (path, count) = (path.display(), kept.len());
+            tracing::warn!(%path, count, "descriptors were kept, and the journal names no session and no lease: they end");
+        }
+        let mut restored = Restored { journaled, ..Restored::default() };
         let journaled = &restored.journaled;
         for (id, record) in &journaled.tenants {
             if let Some(generations) = self.adopt_tenant(record, kept) {

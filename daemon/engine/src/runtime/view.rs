@@ -131,6 +131,9 @@ impl Runtime {
             #[allow(clippy::cast_precision_loss)]
             stats.push(Stat { name, labels, value: value as f64, help });
         };
+        if let Some(kept) = self.is_written_down() {
+            push("gdrd_journal_kept", vec![], u64::from(kept), "Whether a restart would keep sessions and leases.");
+        }
         let threads = u64::from(self.executor.threads()) + u64::from(self.background.threads());
         push("gdrd_executor_threads", vec![], threads, "Threads for driver calls.");
         for (index, thread) in broker.threads.iter().enumerate() {

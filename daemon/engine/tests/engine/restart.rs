@@ -143,7 +143,8 @@ fn a_gpu_drained_before_a_restart_stays_so_until_it_is_resumed_and_no_lease_ther
     // The daemon before died after it had written the drain down, and before anything else.
     let folder = tempfile::tempdir().expect("a folder");
     let drains = folder.path().join("drained");
-    std::fs::write(&drains, "GPU-0\nGPU-of-another-time\n").expect("written");
+    let text = |uuids: &str| format!("boot {}\n{uuids}end\n", gdrd_engine::boot_id());
+    std::fs::write(&drains, text("GPU-0\nGPU-of-another-time\n")).expect("written");
     let config = EngineConfig { drains: Some(drains.clone()), ..config() };
     let (Daemon { world, .. }, resumed) = daemon.killed(config, |_| ());
     assert_eq!(resumed.len(), 1);
@@ -158,6 +159,6 @@ fn a_gpu_drained_before_a_restart_stays_so_until_it_is_resumed_and_no_lease_ther
     assert!(refused.to_string().contains("drained by an administrator"), "{refused}");
     world.engine.resume_gpus(&admin, "").expect("an administrator");
     assert_eq!(names(), [""; 0]);
-    assert_eq!(std::fs::read_to_string(&drains).expect("it is there"), "");
+    assert_eq!(std::fs::read_to_string(&drains).expect("it is there"), text(""));
     world.acquire(session);
 }
