@@ -6,7 +6,7 @@
 //! each request against its own copy.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use gdrd_shm::{Access, MapOptions, Segment, SegmentOptions, ShmError};
 use rustix::fs::{Mode, OFlags};
@@ -139,7 +139,8 @@ impl GenerationWriter {
 #[derive(Debug)]
 pub struct GenerationReader {
     segment: Segment,
-    slots: u32,
+    /// 0 once the writer is gone.
+    slots: AtomicU32,
 }
 
 impl GenerationReader {
@@ -149,20 +150,25 @@ impl GenerationReader {
     /// [`OpenError`]: no generation page, another version, or too short.
     pub fn open(fd: OwnedFd) -> Result<Self, OpenError> {
         let (segment, slots) = open(fd, Access::ReadOnly)?;
-        Ok(Self { segment, slots })
+        Ok(Self { segment, slots: AtomicU32::new(slots) })
     }
 
-    /// Slots of the page.
+    /// Slots of the page; none after [`GenerationReader::end`].
     #[must_use]
     pub fn slots(&self) -> u32 {
-        self.slots
+        self.slots.load(Ordering::Relaxed)
     }
 
-    /// What the slot shows now, 0 if it was never used; `None` outside of the page. One load.
+    /// Nobody writes the page any more: what it shows says nothing from here on, so no slot is within it.
+    pub fn end(&self) {
+        self.slots.store(0, Ordering::Relaxed);
+    }
+
+    /// What the slot shows now, 0 if it was never used; `None` outside of the page. One load of it.
     #[must_use]
     #[inline]
     pub fn current(&self, slot: u32) -> Option<u64> {
-        if slot >= self.slots {
+        if slot >= self.slots() {
             return None;
         }
         // (generation) acquire.

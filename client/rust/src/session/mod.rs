@@ -158,6 +158,7 @@ impl Session {
                 adoptions: adoptions.clone(),
                 kept: Arc::clone(&kept),
                 parting: Arc::clone(&parting),
+                page: Arc::clone(&page),
             };
             let reader = runtime.spawn(reader.run(end_sender)).abort_handle();
             let id = welcome.session_id;
@@ -229,7 +230,7 @@ impl Session {
     }
 
     /// The generation that the daemon now gives to a registration slot: one load, no call. A registration whose own
-    /// generation differs is stale. `None` for a slot that the page does not have.
+    /// generation differs is stale. `None` for a slot that the page does not have, and once the session has ended.
     #[must_use]
     pub fn generation_of(&self, slot: u32) -> Option<u64> {
         self.0.page.current(slot)
@@ -516,7 +517,9 @@ pub(crate) mod tests {
 
     #[tokio::test]
     async fn a_lost_daemon_is_an_end_and_every_waiting_call_says_so() {
-        let (session, daemon, _page) = opened().await;
+        let (session, daemon, page) = opened().await;
+        page.set(0, 3).unwrap();
+        assert_eq!(session.generation_of(0), Some(3));
         let expected = session.expect_delivery().await.unwrap();
         let (claimed, proven, ()) =
             tokio::join!(session.claim(expected, 1, Subject::Lease(1)), session.prove_gpus(&[]), async {
@@ -525,6 +528,7 @@ pub(crate) mod tests {
         assert_eq!(claimed.unwrap_err().reason(), Some("CONNECTION_LOST"));
         assert!(matches!(proven.unwrap_err(), ClientError::SessionEnded { .. } | ClientError::Io { .. }));
         assert_eq!(session.ended().await.reason, "CONNECTION_LOST");
+        assert_eq!(session.generation_of(0), None, "whatever the page still shows");
         assert_eq!(session.error("X", Status::internal("y")).reason(), Some("CONNECTION_LOST"));
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use gdrd_proto::v1;
 use gdrd_proto::v1::{client_message, daemon_message};
+use gdrd_ring::GenerationReader;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -25,6 +26,7 @@ pub(super) struct Reader {
     pub(super) adoptions: Questions<v1::Adopted>,
     pub(super) kept: Arc<KeptMappings>,
     pub(super) parting: Arc<Parting>,
+    pub(super) page: Arc<GenerationReader>,
     pub(super) resumed: watch::Sender<u64>,
 }
 
@@ -37,6 +39,8 @@ impl Reader {
                 Err(error) => break self.lost(error.to_string()),
             }
         };
+        // No NIC takes what the session had.
+        self.page.end();
         // First the reason, then the waiters, who look for it.
         end.send_replace(Some(ended));
         self.calls.end();

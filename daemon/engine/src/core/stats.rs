@@ -73,7 +73,7 @@ impl Core {
             total("gdrd_queue_pairs_created_total", "Queue pairs made.", c.queue_pairs_created),
             total("gdrd_queue_pairs_destroyed_total", "Queue pairs destroyed.", c.queue_pairs_destroyed),
             total("gdrd_queue_pairs_failed_total", "Queue pairs that went into error.", c.queue_pairs_failed),
-            total("gdrd_gpus_lost_total", "GPUs lost.", c.gpus_lost),
+            total("gdrd_gpus_lost_total", "Times a GPU that was served was lost or drained.", c.gpus_lost),
             total("gdrd_hcas_lost_total", "HCAs lost.", c.hcas_lost),
             total("gdrd_unexpected_inputs_total", "Inputs that fit no state: bugs of the daemon.", c.unexpected_inputs),
         ];
@@ -160,8 +160,10 @@ impl Core {
         gauge("gdrd_sessions", "Open sessions.", self.sessions.len() as u64);
         gauge("gdrd_leases", "Leases.", self.leases.len() as u64);
         gauge("gdrd_waiting_acquires", "Acquires that wait for a buffer.", self.waiting.len() as u64);
+        let out_of_use = self.host.gpus.iter().filter(|gpu| gpu.lost.is_some()).count();
+        gauge("gdrd_gpus_out_of_use", "GPUs that are lost or drained now.", out_of_use as u64);
         gauge("gdrd_queue_pairs", "Queue pairs.", self.queue_pairs.len() as u64);
-        gauge("gdrd_registrations", "Memory regions that an HCA can reach.", registrations);
+        gauge("gdrd_registrations", "Memory regions of buffers that an HCA can reach.", registrations);
         for (state, bytes) in ["clean", "ready", "leased", "changing"].into_iter().zip(bytes) {
             stats.push(Stat {
                 name: "gdrd_buffer_bytes",

@@ -200,7 +200,7 @@ fn a_drained_gpu_revokes_its_leases_and_serves_again_once_resumed() {
     assert_eq!(refused.reason(), "ADMIN_REQUIRED");
     let admin = Viewer::Peer(peer(0));
     let drained = world.engine.drain_gpus(&admin, "GPU0").expect("an administrator drains");
-    assert_eq!(drained.len(), 1);
+    assert_eq!((drained.len(), world.stat("gdrd_gpus_out_of_use")), (1, 1));
     // The driver says that it is healthy, and it is; only it is not ours at present.
     world.engine.refresh_gpus();
     let lost = world.try_acquire(session, request("GPU0", MIB)).expect_err("drained");
@@ -211,6 +211,7 @@ fn a_drained_gpu_revokes_its_leases_and_serves_again_once_resumed() {
     assert_eq!(world.gpu_used(0), 0);
     let _elsewhere = world.try_acquire(session, request("GPU1", MIB)).expect("another gpu");
     assert_eq!(world.engine.resume_gpus(&admin, "").expect("an administrator resumes"), drained);
+    assert_eq!(world.stat("gdrd_gpus_out_of_use"), 0);
     let _again = world.acquire(session);
     assert!(world.engine.drain_gpus(&admin, "GPU77").is_err());
 }
