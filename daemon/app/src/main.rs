@@ -177,7 +177,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let served = runtime.block_on(async {
         let stop = CancellationToken::new();
         let server = Server::new(listening.sockets, server, stop.clone())?;
-        guard.serve(server.rebinding());
+        guard.serve(server.rebinding(), engine.clone());
         daemon::serve(server, stop, (rescan, &mut guard), &status).await
     });
     probes.save(&topology);

@@ -1,5 +1,5 @@
 //! Binds anew what somebody deletes from the runtime folder: a clean-up of old files, or a hand that slipped, would leave a
-//! daemon that nobody reaches, and whose folder another one could take.
+//! daemon that nobody reaches, whose folder another one could take, and which leaves the next one nothing.
 //!
 //! Role: hears of the folder by inotify(7), and wakes for nothing else. Sockets that systemd handed over are systemd's.
 
@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 
+use gdrd_engine::Engine;
 use gdrd_server::Rebinding;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
@@ -28,17 +29,17 @@ const LOSSES: WatchFlags = WatchFlags::DELETE
 pub(crate) struct SocketsGuard {
     folder: RuntimeDir,
     made: Made,
-    rebinding: Option<Rebinding>,
+    served: Option<(Rebinding, Engine)>,
 }
 
 impl SocketsGuard {
     pub(crate) fn new(folder: RuntimeDir, made: Made) -> Self {
-        Self { folder, made, rebinding: None }
+        Self { folder, made, served: None }
     }
 
     /// Whose sockets they are.
-    pub(crate) fn serve(&mut self, rebinding: Rebinding) {
-        self.rebinding = Some(rebinding);
+    pub(crate) fn serve(&mut self, rebinding: Rebinding, engine: Engine) {
+        self.served = Some((rebinding, engine));
     }
 
     /// Runs for ever. Its end by an error leaves the sockets as they are.
@@ -77,7 +78,8 @@ impl SocketsGuard {
             Ok(true) => warn!(folder = %self.folder.path().display(), "the lock of the runtime folder was gone"),
             Err(error) => return error!("{}; clients cannot connect", failure::text_of(&error.into())),
         }
-        let Some(rebinding) = &self.rebinding else { return };
+        let Some((rebinding, engine)) = &self.served else { return };
+        engine.restore_files();
         for kind in self.made.missing() {
             match self.made.bind_again(kind) {
                 Ok(socket) => {

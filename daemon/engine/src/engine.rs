@@ -108,6 +108,11 @@ impl Engine {
         self.runtime().keeps()
     }
 
+    /// Writes the files for the next daemon anew, as far as somebody has deleted them: the journal, and which GPUs are drained.
+    pub fn restore_files(&self) {
+        self.runtime().restore_files();
+    }
+
     /// Has the socket of a session just opened kept for the next daemon. Returns once it is; blocks on the keeper. Does
     /// nothing where nothing is kept.
     pub fn keep_session(&self, session: SessionId, socket: BorrowedFd<'_>) {

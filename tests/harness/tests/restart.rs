@@ -33,6 +33,25 @@ fn registrations(lease: &Value) -> Vec<(String, u64, u64)> {
 }
 
 #[test]
+fn a_runtime_folder_that_was_emptied_costs_no_lease() {
+    let daemon = kept();
+    let mut puppet = Puppet::connected(&daemon);
+    acquire(&mut puppet, "b", "GPU0", BUFFER_BYTES);
+    let folder = daemon.runtime_dir();
+    let names = ["gdrd.lock", JOURNAL, "gdrd.sock", "session.sock"];
+    for name in names {
+        std::fs::remove_file(folder.join(name)).expect("it is there");
+    }
+    wait_until("all is back", || match names.into_iter().find(|name| !folder.join(name).exists()) {
+        Some(missing) => Err(missing),
+        None => Ok(()),
+    });
+    daemon.kill_kept(untouched);
+    await_restarts(&mut puppet, 1);
+    assert_eq!(leases(&mut puppet), 1);
+}
+
+#[test]
 fn a_killed_daemon_comes_back_with_every_lease_and_its_content() {
     let daemon = kept();
     let (mut a, mut b) = connected_pair(&daemon, ["GPU0", "GPU1"]);

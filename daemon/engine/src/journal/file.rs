@@ -88,6 +88,11 @@ impl JournalFile {
         self.len_bytes > most
     }
 
+    /// Whether somebody has deleted it.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.file.is_some() && self.path.try_exists().is_ok_and(|exists| !exists)
+    }
+
     /// Replaces it by these records, all at once.
     pub(crate) fn rewrite(&mut self, records: &[Record]) {
         match write_new(&self.path, records) {

@@ -81,6 +81,15 @@ impl Drains {
         })
     }
 
+    /// Writes the file anew where somebody has deleted it.
+    pub(super) fn restore(&self) {
+        let missing = |path: &PathBuf| path.try_exists().is_ok_and(|exists| !exists);
+        if self.file.as_ref().is_some_and(missing) && !self.lock().is_empty() {
+            // Said in the log where it cannot be.
+            let _ = self.keep();
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeSet<GpuUuid>> {
         lock(&self.uuids)
     }
@@ -123,6 +132,9 @@ mod tests {
         assert!(first.remove(&uuid("GPU-a")) && !first.remove(&uuid("GPU-a")));
         first.keep().unwrap();
         assert_eq!(read().all(), BTreeSet::from([uuid("GPU-b")]));
+        std::fs::remove_file(&path).unwrap();
+        first.restore();
+        assert_eq!(read().all(), BTreeSet::from([uuid("GPU-b")]), "it was deleted, and written anew");
         let second = read();
         assert!(second.remove(&uuid("GPU-b")));
         second.keep().unwrap();

@@ -83,6 +83,18 @@ impl Runtime {
         Some(lock(&keeping.journal).as_ref().is_some_and(JournalFile::is_kept))
     }
 
+    /// Writes anew what somebody has deleted of the files for the next daemon.
+    pub(crate) fn restore_files(&self) {
+        let state = self.state();
+        if let Some(keeping) = &self.keeping
+            && let Some(journal) = lock(&keeping.journal).as_mut().filter(|journal| journal.is_missing())
+        {
+            tracing::warn!("the journal was gone, and is written anew");
+            journal.rewrite(&state.core.records());
+        }
+        self.drains.restore();
+    }
+
     pub(super) fn unkeep(self: &Arc<Self>, name: Name) {
         let runtime = Arc::clone(self);
         self.background.submit(Lane::Unbounded, move || {
