@@ -28,6 +28,7 @@ mod uevents;
 mod worker;
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -70,21 +71,25 @@ fn main() -> ExitCode {
         None => {}
     }
     if arguments.list_profiles {
-        println!("{}", gdrd_topology::profile::builtin_names().join("\n"));
-        return ExitCode::SUCCESS;
+        return say(&gdrd_topology::profile::builtin_names().join("\n"));
     }
     let config = match configure(&arguments) {
         Ok(config) => config,
         Err(error) => return fail(&error.into()),
     };
     if arguments.check_config {
-        println!("the configuration is valid");
-        return ExitCode::SUCCESS;
+        return say("the configuration is valid");
     }
     match run(&arguments, &config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }
+}
+
+/// What was asked for, on standard output.
+fn say(text: &str) -> ExitCode {
+    let said = writeln!(std::io::stdout(), "{text}").context("standard output");
+    said.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
 }
 
 fn run_keeper(arguments: &Arguments, daemon: &[OsString]) -> ExitCode {

@@ -141,6 +141,18 @@ fn profiles_are_listed() {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_an_error_and_no_panic() {
+    for option in ["--list-profiles", "--check-config"] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("every Linux has it (full(4))");
+        let mut command = Stage::new().command(&[option]);
+        let output = command.stdout(full).stderr(std::process::Stdio::piped()).output().expect("it starts");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("standard output") && !text.contains("panicked"), "{text}");
+    }
+}
+
+#[test]
 fn unknown_profile_names_the_known_ones() {
     let (code, text) = run(Stage::new().command(&["--sim", "dgx-z9"]));
     assert_eq!(code, Some(2));
