@@ -1,5 +1,7 @@
 //! Lists and watches of a tenant's leases and queue pairs.
 
+use std::time::Duration;
+
 use gdrd_proto::v1;
 use gdrd_proto::v1::buffers_client::BuffersClient;
 use gdrd_proto::v1::lease_event;
@@ -8,10 +10,14 @@ use tonic::{Request, Response, Streaming};
 
 use crate::calls::with_token;
 use crate::error::ClientError;
-use crate::session::{Session, WeakSession};
+use crate::session::{Lifeline, Session};
 
 /// Most pages that one list may have: a daemon that never ends a list must not fill this process.
 const MAX_PAGES: usize = 10_000;
+/// The call of a watch.
+const CALL: &str = "Buffers.WatchLeases";
+/// Longest that the end of a session may come after the refusal of its token.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Session {
     /// Every lease that the daemon shows this session: its tenant's, or all for root and gdrd-admin.
@@ -71,29 +77,29 @@ impl Session {
     /// # Errors
     /// As [`Session::leases`].
     pub async fn watch_leases(&self) -> Result<LeaseWatch, ClientError> {
-        let stream = self.subscribe_to_leases().await?;
-        Ok(LeaseWatch { session: self.downgrade(), stream: Some(stream), last_sequence: None })
+        let line = self.lifeline().clone();
+        let stream = subscribe(&line).await?;
+        Ok(LeaseWatch { line, stream: Some(stream), last_sequence: None })
     }
+}
 
-    async fn subscribe_to_leases(&self) -> Result<Streaming<v1::LeaseEvent>, ClientError> {
-        const CALL: &str = "Buffers.WatchLeases";
-        let deadline = self.context().deadline;
-        self.across_restarts(|session| async move {
-            let mut client = BuffersClient::new(session.channel());
-            // A deadline on the call would end the stream, so it stands on the subscription alone.
-            let call = client.watch_leases(with_token(session.token(), Request::new(v1::WatchLeasesRequest {})));
-            let answer = tokio::time::timeout(deadline, call).await;
-            let answer = answer.map_err(|_| ClientError::Deadline { call: CALL, deadline })?;
-            Ok(answer.map_err(|status| session.error(CALL, status))?.into_inner())
-        })
-        .await
-    }
+async fn subscribe(line: &Lifeline) -> Result<Streaming<v1::LeaseEvent>, ClientError> {
+    let deadline = line.context().deadline;
+    line.across_restarts(async || {
+        let mut client = BuffersClient::new(line.channel());
+        // A deadline on the call would end the stream, so it stands on the subscription alone.
+        let call = client.watch_leases(with_token(line.token(), Request::new(v1::WatchLeasesRequest {})));
+        let answer = tokio::time::timeout(deadline, call).await;
+        let answer = answer.map_err(|_| ClientError::Deadline { call: CALL, deadline })?;
+        Ok(answer.map_err(|status| line.error(CALL, status))?.into_inner())
+    })
+    .await
 }
 
 /// Events of a tenant's leases. It does not keep the session alive.
 #[derive(Debug)]
 pub struct LeaseWatch {
-    session: WeakSession,
+    line: Lifeline,
     /// `None` where the full state is to be asked for again.
     stream: Option<Streaming<v1::LeaseEvent>>,
     last_sequence: Option<u64>,
@@ -109,20 +115,33 @@ impl LeaseWatch {
     /// the daemon does not come back in time, after which this may be called again; [`ClientError::Protocol`] when a
     /// number was skipped.
     pub async fn next(&mut self) -> Result<Option<v1::LeaseEvent>, ClientError> {
+        let line = self.line.clone();
+        // The stream is the tenant's, and goes on after this session.
+        tokio::select! {
+            biased;
+            _ = line.ended() => Ok(None),
+            event = self.event() => match event {
+                Err(ClientError::SessionEnded { .. }) => Ok(None),
+                // The daemon forgets a token before it closes the session's socket.
+                Err(error) if error.reason() == Some("SESSION_TOKEN_INVALID") => {
+                    tokio::time::timeout(END_TIMEOUT, line.ended()).await.map_or(Err(error), |_| Ok(None))
+                }
+                event => event,
+            },
+        }
+    }
+
+    async fn event(&mut self) -> Result<Option<v1::LeaseEvent>, ClientError> {
         let stream = match &mut self.stream {
             Some(stream) => stream,
-            None => match self.subscribe().await? {
-                Some(stream) => self.stream.insert(stream),
-                None => return Ok(None),
-            },
+            None => self.stream.insert(subscribe(&self.line).await?),
         };
         let event = match stream.message().await {
             Ok(Some(event)) => event,
             Ok(None) => return Ok(self.lost()),
-            Err(status) => match self.session.upgrade().map(|session| session.error("Buffers.WatchLeases", status)) {
-                None | Some(ClientError::SessionEnded { .. }) => return Ok(None),
-                Some(error) if error.is_lost_connection() => return Ok(self.lost()),
-                Some(error) => return Err(error),
+            Err(status) => match self.line.error(CALL, status) {
+                error if error.is_lost_connection() => return Ok(self.lost()),
+                error => return Err(error),
             },
         };
         let got = event.sequence;
@@ -138,25 +157,116 @@ impl LeaseWatch {
         Ok(Some(event))
     }
 
-    async fn subscribe(&self) -> Result<Option<Streaming<v1::LeaseEvent>>, ClientError> {
-        let Some(session) = self.session.upgrade() else { return Ok(None) };
-        match session.subscribe_to_leases().await {
-            Err(ClientError::SessionEnded { .. }) => Ok(None),
-            subscribed => subscribed.map(Some),
-        }
-    }
-
     /// What is told where the stream broke: as the daemon tells of events that it had no room for.
     fn lost(&mut self) -> Option<v1::LeaseEvent> {
         let sequence = self.last_sequence.map_or(0, |last| last.wrapping_add(1));
         self.forget();
-        let is_over = self.session.upgrade().is_none_or(|session| session.end().is_some());
         let event = Some(lease_event::Event::Resync(v1::Resync {}));
-        (!is_over).then_some(v1::LeaseEvent { sequence, event })
+        (!self.line.is_over()).then_some(v1::LeaseEvent { sequence, event })
     }
 
     fn forget(&mut self) {
         self.stream = None;
         self.last_sequence = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper_util::rt::TokioIo;
+    use tonic::codec::{Codec as _, EncodeBody, SingleMessageCompressionOverride};
+    use tonic::codegen::tokio_stream::{self, Stream};
+    use tonic::transport::{Channel, Endpoint};
+    use tonic_prost::ProstCodec;
+
+    use super::*;
+    use crate::session::tests::{opened, say_goodbye};
+
+    fn stream_of(events: impl Stream<Item = v1::LeaseEvent> + Send + 'static) -> Streaming<v1::LeaseEvent> {
+        let mut codec = ProstCodec::<v1::LeaseEvent, v1::LeaseEvent>::default();
+        let told = tokio_stream::StreamExt::map(events, Ok);
+        let uncompressed = SingleMessageCompressionOverride::Disable;
+        let body = EncodeBody::new_server(codec.encoder(), told, None, uncompressed, None);
+        Streaming::new_request(codec.decoder(), body, None, None)
+    }
+
+    fn watch_of(session: &Session, stream: Option<Streaming<v1::LeaseEvent>>) -> LeaseWatch {
+        LeaseWatch { line: session.lifeline().clone(), stream, last_sequence: None }
+    }
+
+    /// A way to a daemon that takes no connection.
+    fn deaf_daemon() -> Channel {
+        type Connected = Result<TokioIo<gdrd_stream::Stream>, std::io::Error>;
+        let connector = tower::service_fn(|_| std::future::pending::<Connected>());
+        Endpoint::from_static("http://localhost").connect_with_connector_lazy(connector)
+    }
+
+    /// Both kinds of wait: for an event, and for a stream.
+    async fn ends(how: impl AsyncFn(Session, &std::os::fd::OwnedFd)) {
+        for is_subscribed in [true, false] {
+            let (session, daemon, _page) = opened().await;
+            let mut watch = watch_of(&session, is_subscribed.then(|| stream_of(tokio_stream::pending())));
+            watch.line.set_channel(deaf_daemon());
+            let (told, ()) = tokio::join!(watch.next(), how(session, &daemon));
+            assert_eq!(told.unwrap(), None);
+            assert_eq!(watch.next().await.unwrap(), None, "also when asked again");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_that_is_closed_ends_its_watch() {
+        ends(async |session, _| {
+            tokio::task::yield_now().await;
+            session.close();
+            session.ended().await;
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_goodbye_of_the_daemon_ends_the_watch() {
+        ends(async |session, daemon| {
+            tokio::task::yield_now().await;
+            say_goodbye(daemon);
+            session.ended().await;
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn the_last_drop_of_a_session_ends_its_watch() {
+        ends(async |session, _| {
+            tokio::task::yield_now().await;
+            drop(session);
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn a_watch_tells_no_event_after_the_end_of_its_session() {
+        let (session, _daemon, _page) = opened().await;
+        let event = |sequence| v1::LeaseEvent { sequence, event: Some(lease_event::Event::Synced(v1::Synced {})) };
+        let mut watch = watch_of(&session, Some(stream_of(tokio_stream::iter((0..).map(event)))));
+        assert_eq!(watch.next().await.unwrap(), Some(event(0)));
+        session.close();
+        session.ended().await;
+        assert_eq!(watch.next().await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_refused_token_is_the_end_of_the_session_where_that_follows() {
+        let (session, daemon, _page) = opened().await;
+        let mut codec = ProstCodec::<v1::LeaseEvent, v1::LeaseEvent>::default();
+        let mut status = tonic::Status::unauthenticated("no session has it");
+        status.metadata_mut().insert(crate::calls::REASON_KEY, "SESSION_TOKEN_INVALID".parse().unwrap());
+        let refused = tokio_stream::once(Err(status));
+        let body = EncodeBody::new_client(codec.encoder(), refused, None, None);
+        let stream = Streaming::new_request(codec.decoder(), body, None, None);
+        let mut watch = watch_of(&session, Some(stream));
+        let (told, ()) = tokio::join!(watch.next(), async {
+            tokio::task::yield_now().await;
+            say_goodbye(&daemon);
+        });
+        assert_eq!(told.unwrap(), None);
     }
 }

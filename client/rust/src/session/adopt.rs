@@ -19,7 +19,7 @@ impl Session {
         let (request_id, answer) = self.0.adoptions.begin();
         let message = client_message::Message::Adopt(v1::Adopt { request_id, items });
         self.send(message, fds).await?;
-        let deadline = self.0.context.deadline;
+        let deadline = self.context().deadline;
         let late = |_| ClientError::Deadline { call: "Adopt", deadline };
         let adopted = tokio::time::timeout(deadline, answer).await.map_err(late)?.map_err(|_| self.unanswered())?;
         if !adopted.reason.is_empty() {

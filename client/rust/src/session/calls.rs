@@ -110,7 +110,7 @@ impl Calls {
 impl Session {
     /// Makes a call and waits for its answer, no longer than the deadline.
     pub(crate) async fn call(&self, name: &'static str, call: call::Call) -> Result<Answered, ClientError> {
-        let deadline = self.0.context.deadline;
+        let deadline = self.context().deadline;
         let late = |_| ClientError::Deadline { call: name, deadline };
         match tokio::time::timeout(deadline, self.ask(call)).await.map_err(late)?? {
             Answered::Refused(refused) => Err(self.error(name, status(refused))),
@@ -131,7 +131,7 @@ impl Session {
         let _permit = calls.permit(&call).await;
         let (request_id, answer) = calls.questions.begin();
         let ack = calls.held_ack();
-        let timeout_ms = u32::try_from(self.0.context.deadline.as_millis()).unwrap_or(u32::MAX);
+        let timeout_ms = u32::try_from(self.context().deadline.as_millis()).unwrap_or(u32::MAX);
         let message = v1::Call { request_id, ack_delivery_id: ack.delivery_id, timeout_ms, call: Some(call) };
         self.send(client_message::Message::Call(message), &[]).await?;
         ack.sent();

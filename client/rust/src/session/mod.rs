@@ -3,6 +3,7 @@
 mod adopt;
 mod calls;
 mod deliveries;
+mod lifeline;
 mod prove;
 mod questions;
 mod reader;
@@ -27,6 +28,7 @@ use calls::Calls;
 pub(crate) use calls::Lent;
 use deliveries::Deliveries;
 pub(crate) use deliveries::{Delivery, Expectation, Live, Subject};
+pub(crate) use lifeline::Lifeline;
 use questions::Questions;
 use reader::Reader;
 use socket::{Packet, SessionSocket};
@@ -71,24 +73,11 @@ impl From<SessionEnd> for ClientError {
 #[derive(Debug, Clone)]
 pub struct Session(Arc<Shared>);
 
-/// A session that this does not keep alive.
-#[derive(Debug, Clone)]
-pub(crate) struct WeakSession(Weak<Shared>);
-
-impl WeakSession {
-    pub(crate) fn upgrade(&self) -> Option<Session> {
-        self.0.upgrade().map(Session)
-    }
-}
-
 #[derive(Debug)]
 struct Shared {
-    /// Everything here is the parent's in a forked child, where its locks may be held for ever.
-    mark: Arc<ForkMark>,
+    /// Its mark says whose this is: in a forked child everything here is the parent's, and locks may be held for ever.
+    line: Lifeline,
     id: u64,
-    token: Token,
-    channel: Channel,
-    context: CallContext,
     socket: Arc<SessionSocket>,
     page: Arc<GenerationReader>,
     mappings: Mappings,
@@ -98,9 +87,6 @@ struct Shared {
     deliveries: Deliveries,
     proofs: Questions<v1::GpusProven>,
     adoptions: Questions<v1::Adopted>,
-    end: watch::Receiver<Option<SessionEnd>>,
-    /// How often the daemon was started again and took the session up.
-    resumed: watch::Receiver<u64>,
     reader: AbortHandle,
     runtime: Handle,
 }
@@ -163,11 +149,8 @@ impl Session {
             let reader = runtime.spawn(reader.run(end_sender)).abort_handle();
             let id = welcome.session_id;
             Shared {
-                mark,
+                line: Lifeline { mark, token, channel, context, end, resumed },
                 id,
-                token,
-                channel,
-                context,
                 socket,
                 page,
                 mappings,
@@ -177,8 +160,6 @@ impl Session {
                 deliveries,
                 proofs,
                 adoptions,
-                end,
-                resumed,
                 reader,
                 runtime,
             }
@@ -194,33 +175,31 @@ impl Session {
 
     /// Waits until the session is over, however that comes about, and says how. Cancel-safe.
     pub async fn ended(&self) -> SessionEnd {
-        let mut end = self.0.end.clone();
-        let ended = end.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
-        ended.unwrap_or_else(SessionEnd::closed_by_client)
+        self.0.line.ended().await
     }
 
-    pub(crate) fn downgrade(&self) -> WeakSession {
-        WeakSession(Arc::downgrade(&self.0))
+    /// What does not keep the session alive.
+    pub(crate) fn lifeline(&self) -> &Lifeline {
+        &self.0.line
     }
 
     /// Whether the session is over, and how.
     #[must_use]
     pub fn end(&self) -> Option<SessionEnd> {
-        self.0.end.borrow().clone()
+        self.0.line.end()
     }
 
     /// How often the daemon was started again and went on with this session. Memory and its content are the same; buffers
     /// have new registrations ([`Buffer::refresh`](crate::Buffer::refresh)), and queue pairs have ended.
     #[must_use]
     pub fn restarts(&self) -> u64 {
-        *self.0.resumed.borrow()
+        self.0.line.restarts()
     }
 
     /// Waits until [`Session::restarts`] is more than `seen`, and returns it; `None` when the session ends first.
     /// Cancel-safe.
     pub async fn restarted(&self, seen: u64) -> Option<u64> {
-        let mut resumed = self.0.resumed.clone();
-        resumed.wait_for(|count| *count > seen).await.ok().map(|count| *count)
+        self.0.line.restarted(seen).await
     }
 
     /// Ends the session now, for forked children that hold its socket as well. Mappings stay valid until their buffers
@@ -238,19 +217,14 @@ impl Session {
 
     /// Whether this process opened the session, and is no forked child of the one that did.
     pub(crate) fn is_ours(&self) -> bool {
-        self.0.mark.is_ours()
+        self.0.line.mark.is_ours()
     }
 
     /// # Errors
     /// [`ClientError::InvalidArgument`] in a forked child: rings and leases are the parent's, and so is the runtime that
     /// would make a call.
     pub(crate) fn check_ours(&self) -> Result<(), ClientError> {
-        if self.is_ours() {
-            return Ok(());
-        }
-        Err(ClientError::InvalidArgument {
-            what: "this process was forked from the session's; open a session of its own".to_owned(),
-        })
+        self.0.line.check_ours()
     }
 
     #[cfg(test)]
@@ -261,7 +235,7 @@ impl Session {
     /// From here on everything takes this process for a forked child.
     #[cfg(test)]
     pub(crate) fn become_child(&self) {
-        self.0.mark.wipe();
+        self.0.line.mark.wipe();
     }
 
     pub(crate) fn mappings(&self) -> &Mappings {
@@ -283,15 +257,11 @@ impl Session {
     }
 
     pub(crate) fn channel(&self) -> Channel {
-        self.0.channel.clone()
-    }
-
-    pub(crate) fn token(&self) -> &Token {
-        &self.0.token
+        self.0.line.channel.clone()
     }
 
     pub(crate) fn context(&self) -> &CallContext {
-        &self.0.context
+        &self.0.line.context
     }
 
     pub(crate) fn runtime(&self) -> &Handle {
@@ -299,7 +269,7 @@ impl Session {
     }
 
     pub(crate) fn request<T>(&self, message: T) -> Request<T> {
-        self.0.context.session_request(&self.0.token, message)
+        self.0.line.context.session_request(&self.0.line.token, message)
     }
 
     /// Sends a packet whose answer is waited for.
@@ -315,7 +285,7 @@ impl Session {
     fn unanswered(&self) -> ClientError {
         match self.end() {
             Some(end) => end.into(),
-            None => self.0.context.restarted("the daemon was started again before it answered"),
+            None => self.0.line.context.restarted("the daemon was started again before it answered"),
         }
     }
 
@@ -335,10 +305,7 @@ impl Session {
 
     /// What a failed call means; after the end of the session that is the reason, whatever the call said.
     pub(crate) fn error(&self, call: &'static str, status: Status) -> ClientError {
-        match self.end() {
-            Some(end) => end.into(),
-            None => self.0.context.error(call, status),
-        }
+        self.0.line.error(call, status)
     }
 
     /// Before a gRPC call whose descriptors come as a delivery: for that the one before must be acknowledged.
@@ -348,30 +315,12 @@ impl Session {
         Ok(expected)
     }
 
-    /// Makes a call. Where the connection to the daemon breaks it is made again: at once, since the connection may have
-    /// been to a daemon before this one, and once more when the daemon has taken the session up. What calls without an
-    /// answer were lent is given back then, so that a second call takes nothing twice.
+    /// Makes a call, as [`Lifeline::across_restarts`] does.
     pub(crate) async fn across_restarts<T, F: Future<Output = Result<T, ClientError>>>(
         &self,
         call: impl Fn(Session) -> F,
     ) -> Result<T, ClientError> {
-        self.check_ours()?;
-        let call = || call(self.clone());
-        let seen = self.restarts();
-        let until = tokio::time::Instant::now() + self.0.context.deadline;
-        match call().await {
-            Err(error) if error.is_lost_connection() && self.end().is_none() => {}
-            answer => return answer,
-        }
-        let broken = match call().await {
-            Err(error) if error.is_lost_connection() => error,
-            answer => return answer,
-        };
-        match tokio::time::timeout_at(until, self.restarted(seen)).await {
-            Ok(Some(_)) => call().await,
-            Ok(None) => Err(self.ended().await.into()),
-            Err(_) => Err(broken),
-        }
+        self.0.line.across_restarts(|| call(self.clone())).await
     }
 
     /// Makes a call that ends something. That it is gone is what was wanted, if an attempt without an answer may have
@@ -400,12 +349,14 @@ impl Session {
         id: u64,
         subject: Subject,
     ) -> Result<(Delivery, Live), ClientError> {
-        let deadline = self.0.context.deadline;
+        let deadline = self.0.line.context.deadline;
         match tokio::time::timeout(deadline, expected.claim(id, subject)).await {
             Ok(Some(claimed)) => Ok(claimed),
             Ok(None) => match self.end() {
                 Some(end) => Err(end.into()),
-                None => Err(self.0.context.restarted("the daemon was started again before it sent the descriptors")),
+                None => {
+                    Err(self.0.line.context.restarted("the daemon was started again before it sent the descriptors"))
+                }
             },
             Err(_) => Err(ClientError::Deadline { call: "the delivery of descriptors", deadline }),
         }
@@ -418,7 +369,7 @@ const GONE: [&str; 3] = ["LEASE_UNKNOWN", "LEASE_NOT_HELD", "QUEUE_PAIR_UNKNOWN"
 impl Drop for Shared {
     fn drop(&mut self) {
         // A forked child that drops its copy of this value must not end its parent's session.
-        if self.mark.is_ours() {
+        if self.line.mark.is_ours() {
             self.reader.abort();
             self.socket.shutdown();
         }
@@ -497,6 +448,12 @@ pub(crate) mod tests {
         (session, daemon, page)
     }
 
+    /// Ends a session as the daemon does.
+    pub(crate) fn say_goodbye(daemon: &OwnedFd) {
+        let goodbye = v1::Goodbye { reason: "ACK_MISSING".into(), message: "too slow".into() };
+        daemon_send(daemon, daemon_message::Message::Goodbye(goodbye), &[]);
+    }
+
     #[tokio::test]
     async fn the_generation_page_is_read_without_a_call() {
         let (session, _daemon, page) = opened().await;
@@ -535,8 +492,7 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn the_daemons_goodbye_gives_the_reason() {
         let (session, daemon, _page) = opened().await;
-        let goodbye = v1::Goodbye { reason: "ACK_MISSING".into(), message: "too slow".into() };
-        daemon_send(&daemon, daemon_message::Message::Goodbye(goodbye), &[]);
+        say_goodbye(&daemon);
         assert_eq!(session.ended().await.reason, "ACK_MISSING");
     }
 
@@ -579,8 +535,7 @@ pub(crate) mod tests {
         let (session, daemon, page) = opened().await;
         let delivery = v1::Delivery { delivery_id: 9, kinds: vec!["memory".into()], subject: None };
         daemon_send(&daemon, daemon_message::Message::Delivery(delivery), &[page.fd()]);
-        let goodbye = v1::Goodbye { reason: "ACK_MISSING".into(), message: "too slow".into() };
-        daemon_send(&daemon, daemon_message::Message::Goodbye(goodbye), &[]);
+        say_goodbye(&daemon);
         drop(daemon);
         assert_eq!(session.ended().await.reason, "ACK_MISSING");
     }

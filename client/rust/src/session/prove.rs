@@ -24,7 +24,7 @@ impl Session {
         let (request_id, answer) = self.0.proofs.begin();
         let message = client_message::Message::ProveGpus(v1::ProveGpus { request_id });
         self.send(message, nodes).await?;
-        let deadline = self.0.context.deadline;
+        let deadline = self.context().deadline;
         let late = |_| ClientError::Deadline { call: "ProveGpus", deadline };
         match tokio::time::timeout(deadline, answer).await.map_err(late)? {
             Ok(proven) if proven.error.is_empty() => Ok(proven.gpu_uuids),
