@@ -3,7 +3,6 @@
 //! Role: reads the topology and picks the backends. A backend that is absent says why; leases it would have served
 //! are refused with that reason. Must not know: sockets, clients.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use gdrd_engine::{GpuProof, GpuUuid, Hardware, HostPlan, MemoryKind, PlannedGpu};
-use gdrd_hal::{GpuCopies, GpuFact, GpuFacts, GpuMemory};
+use gdrd_hal::{GpuCopies, GpuFacts, GpuMemory};
 use gdrd_server::{Backend, Topology};
 use gdrd_sim::fault::MAX_SCRIPT_BYTES;
 use gdrd_sim::{SimHost, SimOptions, Timing};
@@ -25,11 +24,12 @@ use crate::failure::{self, Misconfigured};
 use crate::gpus::{self, NvmlFacts};
 use crate::iommu;
 use crate::rdma::RdmaDevices;
+use crate::simulated::Simulated;
 
 /// Where the topology comes from, and comes from again at each rescan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// A profile, which never changes.
+    /// A profile, and what has become of its devices since.
     Simulated,
     /// The `/sys` of this machine.
     Live,
@@ -37,9 +37,11 @@ pub(crate) enum Origin {
     Captured(PathBuf),
 }
 
-/// What a machine has beside what its topology says. Empty for simulated and captured hosts.
+/// What a machine has beside what its topology says. Empty for captured hosts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
+    /// The simulated host, if it is one.
+    simulated: Option<Arc<Simulated>>,
     nvml: Option<Arc<NvmlFacts>>,
     /// Simulated HCAs over real GPU memory.
     sim_hcas: Vec<String>,
@@ -48,6 +50,11 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
+    /// One that is simulated.
+    pub(crate) fn simulated(simulated: Simulated) -> Self {
+        Self { simulated: Some(Arc::new(simulated)), ..Self::default() }
+    }
+
     /// Whether HCAs are simulated, so that the daemon itself moves the bytes.
     pub(crate) fn has_sim_hcas(&self) -> bool {
         !self.sim_hcas.is_empty()
@@ -121,21 +128,23 @@ fn simulated(name: &str, fault_script: Option<&Path>, keys: &TopologyKeys) -> an
         let text = read_script(path)?;
         sim.inject_text(&text).with_context(|| format!("fault script {}", path.display()))?;
     }
-    let facts = sim.gpu_facts().gpus().context("list the simulated gpus")?;
-    let found = format!("simulates {} gpus and {} hcas of profile {name}", facts.len(), sim.hcas().len());
-    let topology = Topology::new(snapshot, keys.plan_options()?);
+    let gpus = snapshot.host.gpus.len();
+    let found = format!("simulates {gpus} gpus and {} hcas of profile {name}", sim.hcas().len());
+    let simulated = Simulated { profile: snapshot, sim: sim.clone() };
+    let topology = Topology::new(simulated.read()?, keys.plan_options()?);
+    let machine = Machine::simulated(simulated);
     let hardware = Hardware {
         gpu_memory: Some(sim.gpu_memory()),
         gpu_memory_kind: MemoryKind::Memfd,
         gpu_facts: Some(sim.gpu_facts()),
         hcas: sim.hcas(),
-        plan: host_plan(&topology, &facts, &Machine::default()),
+        plan: host_plan(&topology, &machine),
     };
     let mut backends = vec![backend("sim", Ok(found))];
     backends.extend(absent("the host is simulated"));
     Ok(Chosen {
         origin: Origin::Simulated,
-        machine: Machine::default(),
+        machine,
         topology,
         hardware,
         backends,
@@ -168,7 +177,7 @@ fn live(origin: Origin, sim_hcas: u8, config: &Config) -> anyhow::Result<Chosen>
     };
     let (rdma_devices, rdma, verbs) = RdmaDevices::open(config.verbs.options());
     let sim_hcas = hcas.iter().map(|hca| hca.name().to_owned()).collect();
-    let machine = Machine { nvml: nvml.clone(), sim_hcas, rdma: rdma_devices.map(Arc::new) };
+    let machine = Machine { simulated: None, nvml: nvml.clone(), sim_hcas, rdma: rdma_devices.map(Arc::new) };
     let mut chosen = without_backends(origin, machine, &config.topology)?;
     if !hcas.is_empty() {
         chosen.backends = vec![backend("sim", Ok(format!("{} simulated hcas that copy on the gpu", hcas.len())))];
@@ -199,7 +208,7 @@ fn without_backends(origin: Origin, machine: Machine, keys: &TopologyKeys) -> an
         gpu_memory_kind: MemoryKind::CudaPosixFd,
         gpu_facts: None,
         hcas: Vec::new(),
-        plan: host_plan(&topology, &[], &machine),
+        plan: host_plan(&topology, &machine),
     };
     let backends = vec![backend("sim", Err("started without --sim".to_owned()))];
     let (sim_profile, gpu_proof) = (String::new(), GpuProof::DeviceNode);
@@ -225,7 +234,7 @@ pub(crate) fn read(origin: &Origin, options: &ReadOptions, machine: &Machine) ->
     let driver = machine.nvml.as_ref().map(|nvml| gpus::driver_facts(nvml));
     let options = ReadOptions { driver, ..options.clone() };
     match origin {
-        Origin::Simulated => bail!("a simulated host is read once"),
+        Origin::Simulated => machine.simulated.as_ref().context("no host is simulated")?.read(),
         Origin::Live => read_live(&options).context("read the topology of this machine"),
         Origin::Captured(root) => {
             read_root(root, &options).with_context(|| format!("read the topology below {}", root.display()))
@@ -260,13 +269,13 @@ fn small_bar1(snapshot: &Snapshot, name: &str) -> Option<u64> {
 
 /// What the engine needs of the plan. A GPU without a UUID, as on a host without NVML, goes by its address. Simulated
 /// HCAs, which the topology does not have, are dealt out in turn.
-pub(crate) fn host_plan(topology: &Topology, facts: &[GpuFact], machine: &Machine) -> HostPlan {
-    let by_address: HashMap<String, &GpuUuid> = facts.iter().map(|fact| (fact.bdf.to_string(), &fact.uuid)).collect();
+pub(crate) fn host_plan(topology: &Topology, machine: &Machine) -> HostPlan {
+    let by_address = machine.simulated.as_ref().map(|simulated| simulated.uuids()).unwrap_or_default();
     let view = topology.current();
     let mut sim_hcas = machine.sim_hcas.iter().cycle();
     let gpu = |gpu: &gdrd_topology::plan::contract::GpuPlan| {
         let bdf = gpu.bdf.map(|bdf| bdf.to_string()).unwrap_or_default();
-        let known = by_address.get(&bdf).map(|uuid| (*uuid).clone());
+        let known = by_address.get(&bdf).cloned();
         let uuid = known.or_else(|| gpu.uuid.clone().map(GpuUuid)).unwrap_or_else(|| GpuUuid(bdf.clone()));
         PlannedGpu {
             name: gpu.name.clone(),

@@ -21,6 +21,7 @@ mod rdma;
 mod reprobe;
 mod rescan;
 mod runtime_dir;
+mod simulated;
 mod sockets;
 mod sockets_guard;
 mod store;

@@ -40,7 +40,7 @@ pub(crate) struct Rescan {
 }
 
 impl Rescan {
-    /// Runs for ever; wakes for nothing where the host cannot change or nobody wants it read.
+    /// Runs for ever; wakes for nothing where nobody wants the host read.
     pub(crate) async fn run(self) {
         let hca_events = self.engine.watch_hcas();
         // Of what is in doubt since before this daemon.
@@ -49,20 +49,11 @@ impl Rescan {
     }
 
     async fn watch(&self, mut hca_events: impl Stream<Item = ()> + Unpin) {
+        let uevents = self.uevents();
         if self.origin == Origin::Simulated {
-            while hca_events.next().await.is_some() {
-                self.probe_again();
-            }
-            return std::future::pending().await;
+            // What happened between the first reading and the watch was told to nobody, and there may be no interval.
+            self.once().await;
         }
-        let uevents = match Uevents::open() {
-            Ok(uevents) if self.origin == Origin::Live => Some(uevents),
-            Ok(_) => None,
-            Err(error) => {
-                info!(%error, "the kernel does not tell this process of devices; the host is read at intervals only");
-                None
-            }
-        };
         let devices_change = async || match &uevents {
             Some(uevents) => uevents.changed().await,
             None => std::future::pending().await,
@@ -76,6 +67,17 @@ impl Rescan {
             }
             self.once().await;
         }
+    }
+
+    /// What the kernel tells of devices; nothing where they are not its own.
+    fn uevents(&self) -> Option<Uevents> {
+        if self.origin != Origin::Live {
+            return None;
+        }
+        let told = Uevents::open().inspect_err(|error| {
+            info!(%error, "the kernel does not tell this process of devices; the host is read at intervals only");
+        });
+        told.ok()
     }
 
     /// Writes down what probes found, whenever that changes.
@@ -99,7 +101,7 @@ impl Rescan {
         while views.changed().await.is_ok() {
             let now = pairs();
             if now != told {
-                self.engine.update_plan(hardware::host_plan(&self.topology, &[], &self.machine));
+                self.engine.update_plan(hardware::host_plan(&self.topology, &self.machine));
                 told = now;
             }
         }
@@ -135,8 +137,12 @@ impl Rescan {
         }
     }
 
-    /// Device nodes of GPUs come, or are made again with other numbers, without a word of the driver.
+    /// Device nodes of GPUs come, or are made again with other numbers, without a word of the driver. A simulated driver says
+    /// nothing by itself.
     async fn follow_gpu_driver(&self) {
+        if self.origin == Origin::Simulated {
+            self.refresh_gpus().await;
+        }
         if self.machine.have_nodes_changed() {
             info!("gpus have other device nodes than before");
             self.refresh_gpus().await;
@@ -177,7 +183,7 @@ impl Rescan {
         if replan.better.is_some() {
             info!("another pairing would be better than the one in force");
         }
-        self.engine.update_plan(hardware::host_plan(&self.topology, &[], &self.machine));
+        self.engine.update_plan(hardware::host_plan(&self.topology, &self.machine));
     }
 }
 
@@ -187,12 +193,13 @@ mod tests {
 
     use gdrd_engine::{EngineConfig, Hardware, MemoryKind, ProbeOutcome};
     use gdrd_sim::SimHost;
-    use gdrd_topology::model::Host;
+    use gdrd_topology::model::{Host, PortState};
     use gdrd_topology::plan::PlanOptions;
     use gdrd_topology::profile;
     use gdrd_topology::sysfs::build::build;
 
     use super::*;
+    use crate::simulated::Simulated;
 
     fn host() -> Host {
         profile::builtin("dgx-a100").expect("a built-in profile").host
@@ -208,7 +215,7 @@ mod tests {
             gpu_memory_kind: MemoryKind::CudaPosixFd,
             gpu_facts: None,
             hcas: Vec::new(),
-            plan: hardware::host_plan(&topology, &[], &machine),
+            plan: hardware::host_plan(&topology, &machine),
         };
         let engine = Engine::start(EngineConfig::default(), hardware).expect("it starts");
         let backends = Backends::default();
@@ -230,20 +237,20 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let snapshot = profile::builtin("dgx-a100").expect("a built-in profile");
         let sim = SimHost::from_host(&snapshot.host).expect("it can be simulated");
+        let machine = Machine::simulated(Simulated { profile: snapshot.clone(), sim: sim.clone() });
         let topology = Topology::new(snapshot, PlanOptions::default());
-        let facts = sim.gpu_facts().gpus().expect("they tell");
         let hardware = Hardware {
             gpu_memory: Some(sim.gpu_memory()),
             gpu_memory_kind: MemoryKind::Memfd,
             gpu_facts: Some(sim.gpu_facts()),
             hcas: sim.hcas(),
-            plan: hardware::host_plan(&topology, &facts, &Machine::default()),
+            plan: hardware::host_plan(&topology, &machine),
         };
         let engine = Engine::start(EngineConfig::default(), hardware).expect("it starts");
         let hca = topology.current().plan().gpus.first().expect("a gpu").assigned.first().expect("a nic").clone();
         let rescan = Rescan {
             origin: Origin::Simulated,
-            machine: Machine::default(),
+            machine: machine.clone(),
             options: ReadOptions::default(),
             interval: Duration::ZERO,
             topology: topology.clone(),
@@ -255,8 +262,13 @@ mod tests {
         for gpu in ["GPU0", ""] {
             topology.prove(&engine.probe_again(gpu, &hca).expect("it can be probed"));
         }
-        let mut views = topology.subscribe();
+        let (mut views, mut hosts) = (topology.subscribe(), topology.subscribe());
         let running = tokio::spawn(rescan.run());
+        let mut state = async |wanted: PortState| {
+            let of =
+                |host: &Host| host.hcas.iter().find(|known| known.name == hca)?.ports.first().map(|port| port.state);
+            hosts.wait_for(|view| of(&view.snapshot().host) == Some(wanted)).await.map(drop)
+        };
         let mut until = async |wanted: fn(&ProbeOutcome) -> bool| {
             while !topology.probed().iter().all(|probed| wanted(&probed.outcome)) {
                 views.changed().await.expect("the topology lives");
@@ -266,8 +278,10 @@ mod tests {
         assert_eq!(until(|outcome| matches!(outcome, ProbeOutcome::Proven(_))).await, 2);
         sim.inject_text(&format!("hca {hca}: link-down port 1")).expect("a script");
         assert_eq!(until(|outcome| matches!(outcome, ProbeOutcome::NotTried(_))).await, 2);
+        state(PortState::Down).await.expect("the topology tells it too");
         sim.inject_text(&format!("hca {hca}: link-up port 1")).expect("a script");
         assert_eq!(until(|outcome| matches!(outcome, ProbeOutcome::Proven(_))).await, 2);
+        state(PortState::Active).await.expect("the topology tells it too");
         running.abort();
         assert!(running.await.is_err_and(|error| error.is_cancelled()));
     }

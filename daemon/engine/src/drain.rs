@@ -35,6 +35,12 @@ impl Engine {
         self.runtime().drained_gpus()
     }
 
+    /// Names of the GPUs that are lost, but for those that are drained.
+    #[must_use]
+    pub fn lost_gpus(&self) -> Vec<String> {
+        self.runtime().lost_gpus()
+    }
+
     /// Serves drained GPUs again, unless they are lost.
     ///
     /// # Errors

@@ -345,3 +345,13 @@ async fn stopping_server_says_goodbye_to_sessions() {
     assert_eq!(session.goodbye().reason, "SHUTTING_DOWN");
     stopping.await.expect("it stops");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_gpu_is_placed_for_nobody() {
+    let server = TestServer::with_faults("gpu GPU4: lost");
+    let mut topology = gdrd_proto::v1::topology_client::TopologyClient::new(server.channel().await);
+    let placed = topology.place(v1::PlaceRequest { gpus: 8, ..Default::default() }).await;
+    let placed = placed.expect("open to all").into_inner();
+    assert!(placed.placements.is_empty() && placed.reason.ends_with("lost: GPU4"), "{}", placed.reason);
+    server.stop().await;
+}

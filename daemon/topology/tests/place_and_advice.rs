@@ -114,6 +114,8 @@ fn impossible_requests_and_unknown_devices_are_errors() {
     let request = PlaceRequest { gpus: 7, nics: 0, drained_gpus: drained, ..PlaceRequest::default() };
     let found = place(&snapshot, &PlanOptions::default(), &request).unwrap();
     assert_eq!(found.reason.as_deref(), Some("7 GPUs wanted, 6 of 8 free; drained: GPU0, GPU2"));
+    let lost = PlaceRequest { gpus: 8, nics: 0, lost_gpus: vec!["GPU4".to_owned()], ..PlaceRequest::default() };
+    assert_eq!(ask(lost).unwrap().reason.as_deref(), Some("8 GPUs wanted, 7 of 8 free; lost: GPU4"));
     let busy = PlaceRequest { busy_gpus: vec!["GPU9".to_owned()], ..PlaceRequest::default() };
     assert!(ask(busy).unwrap_err().to_string().contains("GPU9"));
 }

@@ -71,6 +71,7 @@ fn own(snapshot: &Snapshot, options: &Place) -> Result<View, TopologyError> {
         busy_gpus: options.exclude.clone(),
         // Only a daemon has drained any.
         drained_gpus: Vec::new(),
+        lost_gpus: Vec::new(),
         busy_nics: options.exclude_nics.clone(),
         nvlink: options.nvlink,
         same_switch: options.same_switch,

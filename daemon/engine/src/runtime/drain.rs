@@ -66,6 +66,14 @@ impl Runtime {
         planned.map(|gpu| DrainedGpu { uuid: gpu.uuid.clone(), name: gpu.name.clone(), bdf: gpu.bdf.clone() }).collect()
     }
 
+    pub(crate) fn lost_gpus(&self) -> Vec<String> {
+        let drained = self.drains.all();
+        let state = self.state();
+        let lost = state.core.host().gpus.iter().filter(|gpu| gpu.lost.is_some());
+        let lost = lost.filter(|gpu| !drained.contains(&gpu.planned.uuid));
+        lost.map(|gpu| gpu.planned.name.clone()).collect()
+    }
+
     /// Has the backend let go of GPUs that were drained before this engine was.
     pub(super) fn let_go_of_drained(&self) {
         for gpu in self.drained_gpus() {

@@ -100,7 +100,7 @@ async fn router(
         session_connections,
     };
     let placing = Arc::new(Semaphore::new(MAX_PLACEMENTS_AT_ONCE));
-    let topology = topology::TopologyService { topology, stop: stop.clone(), placing };
+    let topology = topology::TopologyService { topology, engine: engine.clone(), stop: stop.clone(), placing };
     let buffers = buffers::Buffers { engine: engine.clone(), sessions: sessions.clone(), stop: stop.clone() };
     let registrations = registrations::Registrations { engine: engine.clone() };
     let queue_pairs = queue_pairs::QueuePairs { engine, sessions };

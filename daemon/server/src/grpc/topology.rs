@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt};
+use gdrd_engine::Engine;
 use gdrd_proto::v1::{self, topology_server};
 use gdrd_topology::TopologyError;
 use gdrd_topology::advise::{Destination, advise_path};
@@ -23,6 +24,7 @@ use crate::topology::{Topology, View};
 #[derive(Debug, Clone)]
 pub(crate) struct TopologyService {
     pub(crate) topology: Topology,
+    pub(crate) engine: Engine,
     pub(crate) stop: CancellationToken,
     /// Turns of placing, which takes the CPU for a while.
     pub(crate) placing: Arc<Semaphore>,
@@ -108,7 +110,9 @@ impl topology_server::Topology for TopologyService {
 
     async fn place(&self, request: Request<v1::PlaceRequest>) -> Result<Response<v1::PlaceResponse>, Status> {
         let view = self.topology.current();
-        let request = place_request(request.into_inner(), view.plan())?;
+        let mut request = place_request(request.into_inner(), view.plan())?;
+        request.lost_gpus = self.engine.lost_gpus();
+        request.lost_gpus.retain(|gpu| view.snapshot().host.find_gpu(gpu).is_some());
         let options = self.topology.clone();
         // Scoring every set of a large host takes a while, and anyone may ask.
         let turn = Arc::clone(&self.placing).acquire_owned().await.map_err(|_| stopping())?;
@@ -149,6 +153,7 @@ fn place_request(request: v1::PlaceRequest, plan: &Plan) -> Result<PlaceRequest,
         same_switch: request.same_switch,
         same_numa: request.same_numa,
         max_sets: count("max_results", max_sets)?,
+        ..PlaceRequest::default()
     })
 }
 

@@ -34,6 +34,9 @@ pub struct PlaceRequest {
     /// GPUs that are drained, by name, uuid or address: as good as taken, with a reason of their own.
     #[serde(default)]
     pub drained_gpus: Vec<String>,
+    /// GPUs that are lost, by name, uuid or address: the same, with theirs.
+    #[serde(default)]
+    pub lost_gpus: Vec<String>,
     /// NICs that are taken, by name or address.
     pub busy_nics: Vec<String>,
     /// Every two GPUs must be joined by NVLink.
@@ -53,6 +56,7 @@ impl Default for PlaceRequest {
             nics: 1,
             busy_gpus: Vec::new(),
             drained_gpus: Vec::new(),
+            lost_gpus: Vec::new(),
             busy_nics: Vec::new(),
             nvlink: false,
             same_switch: false,
@@ -110,10 +114,8 @@ pub fn place(snapshot: &Snapshot, options: &PlanOptions, request: &PlaceRequest)
     let mut found: Vec<score::Scored> = scored.collect();
     found.sort_by(|a, b| a.cost.total_cmp(&b.cost).then(a.spoilt.cmp(&b.spoilt)).then(a.gpus.cmp(&b.gpus)));
     found.truncate(request.max_sets);
-    let reason = found.is_empty().then(|| match request.drained_gpus.as_slice() {
-        [] => "no set of free devices fulfils the constraints".to_owned(),
-        drained => format!("no set of free devices fulfils the constraints; drained: {}", drained.join(", ")),
-    });
+    let reason =
+        found.is_empty().then(|| format!("no set of free devices fulfils the constraints{}", out_of_use(request)));
     Ok(Placement { sets: found.iter().map(|set| scorer.describe(set)).collect(), reason })
 }
 
@@ -135,7 +137,7 @@ fn unknown(what: &'static str, name: &str) -> TopologyError {
 }
 
 fn free_gpus(host: &Host, request: &PlaceRequest) -> Result<Vec<GpuId>, TopologyError> {
-    let busy = request.busy_gpus.iter().chain(&request.drained_gpus);
+    let busy = request.busy_gpus.iter().chain(&request.drained_gpus).chain(&request.lost_gpus);
     let busy = busy.map(|name| host.find_gpu(name).ok_or_else(|| unknown("GPU", name)));
     let busy = busy.collect::<Result<Vec<_>, _>>()?;
     let all = (0..host.gpus.len()).map(GpuId);
@@ -152,14 +154,17 @@ fn free_nics(host: &Host, options: &PlanOptions, request: &PlaceRequest) -> Resu
     Ok(usable.filter(|nic| !busy.contains(nic)).take(MAX_NICS).collect())
 }
 
+/// GPUs that nobody holds and that are not free, for the end of a sentence.
+fn out_of_use(request: &PlaceRequest) -> String {
+    let told = [("drained", &request.drained_gpus), ("lost", &request.lost_gpus)];
+    let told = told.into_iter().filter(|(_, gpus)| !gpus.is_empty());
+    told.map(|(state, gpus)| format!("; {state}: {}", gpus.join(", "))).collect()
+}
+
 fn shortage(host: &Host, request: &PlaceRequest, gpus: usize, nics: usize) -> Option<String> {
     if gpus < request.gpus {
-        let drained = match request.drained_gpus.as_slice() {
-            [] => String::new(),
-            drained => format!("; drained: {}", drained.join(", ")),
-        };
-        let wanted = counted(request.gpus, "GPU");
-        return Some(format!("{wanted} wanted, {gpus} of {} free{drained}", host.gpus.len()));
+        let (wanted, why) = (counted(request.gpus, "GPU"), out_of_use(request));
+        return Some(format!("{wanted} wanted, {gpus} of {} free{why}", host.gpus.len()));
     }
     (nics < request.nics)
         .then(|| format!("{} wanted, {nics} of {} free and usable", counted(request.nics, "NIC"), host.hcas.len()))
