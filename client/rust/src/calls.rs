@@ -13,6 +13,9 @@ use crate::error::ClientError;
 /// gRPC metadata key in which the daemon puts the stable reason of a refusal.
 pub(crate) const REASON_KEY: &str = "gdrd-reason";
 
+/// The daemon's reason for refusing one connection too many; its GOAWAY has it in front of the debug data.
+pub(crate) const CONNECTIONS_EXHAUSTED: &str = "CONNECTIONS_EXHAUSTED";
+
 /// A session's token, ready for the metadata. Its Debug form hides it.
 #[derive(Clone)]
 pub(crate) struct Token(BinaryMetadataValue);
@@ -66,8 +69,8 @@ impl CallContext {
                     return ClientError::Deadline { call, deadline: self.deadline };
                 }
                 // A GOAWAY with ENHANCE_YOUR_CALM: the daemon's word for one connection too many, where it saw no call.
-                Code::ResourceExhausted if status.source().is_some() => {
-                    let reason = "CONNECTIONS_EXHAUSTED".to_owned();
+                Code::ResourceExhausted if is_one_too_many(&status) => {
+                    let reason = CONNECTIONS_EXHAUSTED.to_owned();
                     let message = "this user, or the daemon, has as many gRPC connections as it may".to_owned();
                     return ClientError::Refused { call, code: Code::ResourceExhausted, reason, message };
                 }
@@ -96,6 +99,12 @@ fn is_timeout(status: &Status) -> bool {
     cause.is_some() || status.source().is_none()
 }
 
+/// Whether the daemon said so in its GOAWAY. HTTP/2 ends connections with that code for reasons of its own too.
+fn is_one_too_many(status: &Status) -> bool {
+    let causes = std::iter::successors(status.source(), |&cause| cause.source());
+    causes.map(ToString::to_string).any(|cause| cause.contains(CONNECTIONS_EXHAUSTED))
+}
+
 /// Adds the session's token to a request.
 pub(crate) fn with_token<T>(token: &Token, mut request: Request<T>) -> Request<T> {
     request.metadata_mut().insert_bin(BinaryMetadataKey::from_static(SESSION_TOKEN_KEY), token.0.clone());
@@ -104,6 +113,8 @@ pub(crate) fn with_token<T>(token: &Token, mut request: Request<T>) -> Request<T
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
     use super::*;
 
     fn context() -> CallContext {
@@ -143,6 +154,37 @@ mod tests {
         assert!(context().error("Host.Status", broken).is_lost_connection());
         let refused = context().error("Host.Status", Status::unavailable("draining"));
         assert!(matches!(refused, ClientError::Refused { code: Code::Unavailable, .. }), "{refused}");
+    }
+
+    /// What a client says whose every connection is ended by a GOAWAY with ENHANCE_YOUR_CALM and this debug data.
+    async fn after_goaway(debug_data: &'static str) -> ClientError {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = crate::RuntimeDir::new(folder.path());
+        let listener = tokio::net::UnixListener::bind(dir.grpc_socket()).unwrap();
+        let daemon = tokio::spawn(async move {
+            // RFC 9113: empty SETTINGS (4.1, 6.5), then GOAWAY (6.8) with last stream 0 and code 0xb.
+            let mut frames = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
+            frames.extend([0, 0, u8::try_from(8 + debug_data.len()).unwrap(), 7, 0, 0, 0, 0, 0]);
+            frames.extend([0, 0, 0, 0, 0, 0, 0, 0xb]);
+            frames.extend(debug_data.as_bytes());
+            let mut kept = Vec::new();
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                stream.write_all(&frames).await.unwrap();
+                kept.push(stream);
+            }
+        });
+        let error = crate::ClientOptions::default().runtime_dir(dir).connect().await.unwrap_err();
+        daemon.abort();
+        error
+    }
+
+    #[tokio::test]
+    async fn only_a_goaway_that_says_so_is_one_connection_too_many() {
+        let error = after_goaway("CONNECTIONS_EXHAUSTED: uid 7 has as many as it may").await;
+        assert_eq!(error.reason(), Some(CONNECTIONS_EXHAUSTED), "{error}");
+        let error = after_goaway("too_many_resets").await;
+        assert!(error.is_lost_connection(), "{error:?}");
     }
 
     #[test]
