@@ -34,6 +34,12 @@ pub(crate) enum RuntimeDirError {
         /// The folder.
         path: PathBuf,
     },
+    /// Something else has its name.
+    #[error("runtime folder {} is not a folder; pass another --runtime-dir", path.display())]
+    NotAFolder {
+        /// What is there.
+        path: PathBuf,
+    },
     /// It cannot be made or used.
     #[error("runtime folder {}", path.display())]
     Unusable {
@@ -70,7 +76,7 @@ pub(crate) enum RuntimeDirError {
 impl RuntimeDirError {
     /// Whether only other arguments or another environment can help.
     pub(crate) fn is_usage(&self) -> bool {
-        matches!(self, Self::Unnamed | Self::TooLong { .. })
+        matches!(self, Self::Unnamed | Self::TooLong { .. } | Self::NotAFolder { .. } | Self::Unsafe { .. })
     }
 }
 
@@ -85,7 +91,7 @@ impl RuntimeDir {
     /// Makes the folder where it is missing and locks it against a second daemon.
     ///
     /// # Errors
-    /// `TooLong`, `Unusable`, `Unsafe`, `InUse`.
+    /// `TooLong`, `NotAFolder`, `Unusable`, `Unsafe`, `InUse`.
     pub(crate) fn claim(path: PathBuf) -> Result<Self, RuntimeDirError> {
         if path.as_os_str().len() > MAX_DIR_BYTES {
             return Err(RuntimeDirError::TooLong { path });
@@ -171,7 +177,7 @@ fn check(path: &Path) -> Result<(), RuntimeDirError> {
     let unusable = |source| RuntimeDirError::Unusable { path: path.to_owned(), source };
     let found = fs::metadata(path).map_err(unusable)?;
     if !found.is_dir() {
-        return Err(unusable(io::Error::from(io::ErrorKind::NotADirectory)));
+        return Err(RuntimeDirError::NotAFolder { path: path.to_owned() });
     }
     let (owner, mode) = (found.uid(), found.mode() & 0o7777);
     let ours = rustix::process::geteuid().as_raw();
@@ -199,6 +205,21 @@ mod tests {
         assert_eq!(located(&all[1..], true), Some("/run/gdrd".into()));
         assert_eq!(located(&all[1..], false), Some("/run/user/7/gdrd".into()));
         assert_eq!(located(&[("RUNTIME_DIRECTORY", "")], false), None);
+    }
+
+    #[test]
+    fn only_what_another_try_cannot_help_is_usage() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let refused = |path: PathBuf| RuntimeDir::claim(path).expect_err("it cannot be used").is_usage();
+        let (file, open) = (folder.path().join("file"), folder.path().join("open"));
+        File::create(&file).expect("a file");
+        fs::create_dir(&open).expect("a folder");
+        fs::set_permissions(&open, Permissions::from_mode(0o1777)).expect("it is ours");
+        assert!(refused(file) && refused(open));
+        assert!(!refused(folder.path().join("missing/run")), "the parent may come");
+        let path = folder.path().join("run");
+        let _first = RuntimeDir::claim(path.clone()).expect("free");
+        assert!(!refused(path), "the other daemon may end");
     }
 
     #[test]

@@ -192,8 +192,8 @@ fn a_cause_is_said_once() {
     let stage = Stage::new();
     std::fs::write(stage.runtime_dir(), "no folder").expect("written");
     let (code, text) = run(stage.command(&["--sim", "dgx-a100"]));
-    assert_eq!(code, Some(1));
-    assert_eq!(text.matches("not a directory").count(), 1, "{text}");
+    assert_eq!(code, Some(2), "nothing but another folder helps");
+    assert_eq!(text.matches("is not a folder").count(), 1, "{text}");
     let absent = stage.path("absent").to_string_lossy().into_owned();
     let (_, text) = run(stage.command(&["--sysfs-root", &absent]));
     assert_eq!(text.matches("No such file").count(), 1, "{text}");

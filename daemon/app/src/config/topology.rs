@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use gdrd_topology::assemble::{GpuIds, ReadOptions};
+use gdrd_topology::bdf::Bdf;
 use gdrd_topology::level::Level;
 use gdrd_topology::nccl_xml::NcclTopology;
 use gdrd_topology::plan::{NicFilter, Pin, PlanOptions};
@@ -72,11 +73,23 @@ impl TopologyKeys {
             // Which NICs a GPU may not use is for nic_filter to say.
             ranges.not_empty(&format!("topology.pins[{index}].nics"), pin.nics.len());
             ranges.at_most(&format!("topology.pins[{index}].nics"), pin.nics.len(), MAX_ENTRIES);
-            let of_gpu = self.pins.iter().filter(|other| other.gpu == pin.gpu).count();
-            ranges.at_most(&format!("topology.pins of {}", pin.gpu), of_gpu, 1);
+            if self.pins.iter().take(index).any(|other| other.gpu == pin.gpu) {
+                let allowed = "one pin for each GPU, with all of its nics, is".to_owned();
+                ranges.refuse_text(&format!("topology.pins[{index}].gpu"), &format!("{:?}", pin.gpu), allowed);
+            }
         }
         self.read_options()?;
-        self.plan_options().map(drop)
+        let filter = self.plan_options()?.filter;
+        for (index, pin) in self.pins.iter().enumerate() {
+            // Of one by address the name is known on the host only.
+            let is_name = |nic: &&String| nic.parse::<Bdf>().is_err();
+            let is_filtered = |nic: &&String| filter.as_ref().is_some_and(|filter| !filter.allows_name(nic));
+            if let Some(nic) = pin.nics.iter().filter(is_name).find(is_filtered) {
+                let allowed = format!("a NIC that topology.nic_filter = {:?} leaves in is", self.nic_filter);
+                ranges.refuse_text(&format!("topology.pins[{index}].nics"), &format!("{nic:?}"), allowed);
+            }
+        }
+        Ok(())
     }
 
     /// How the host is read.
@@ -164,6 +177,26 @@ mod tests {
         let keys = TopologyKeys { pins: vec![pin], ..TopologyKeys::default() };
         let message = checked(&keys).expect_err("no NIC");
         assert_eq!(message, "topology.pins[0].nics = 0 is not allowed; lists of at least one entry are");
+    }
+
+    #[test]
+    fn pins_of_one_gpu_and_to_nics_that_are_filtered_out_are_refused_by_name() {
+        let pin = |nic: &str| PinKeys { gpu: "GPU1".to_owned(), nics: vec![nic.to_owned()] };
+        let keys = TopologyKeys { pins: vec![pin("mlx5_0"), pin("mlx5_1")], ..TopologyKeys::default() };
+        let message = checked(&keys).expect_err("two pins");
+        assert_eq!(
+            message,
+            "topology.pins[1].gpu = \"GPU1\" is not allowed; one pin for each GPU, with all of its nics, is"
+        );
+        let filter = "^=mlx5_0".to_owned();
+        let keys = TopologyKeys { nic_filter: filter.clone(), pins: vec![pin("mlx5_0")], ..TopologyKeys::default() };
+        let message = checked(&keys).expect_err("it is filtered out");
+        assert_eq!(
+            message,
+            "topology.pins[0].nics = \"mlx5_0\" is not allowed; a NIC that topology.nic_filter = \"^=mlx5_0\" leaves in is"
+        );
+        let keys = TopologyKeys { nic_filter: filter, pins: vec![pin("mlx5_1")], ..TopologyKeys::default() };
+        assert_eq!(checked(&keys), Ok(()));
     }
 
     #[test]
