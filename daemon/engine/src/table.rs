@@ -73,11 +73,15 @@ impl<K: Copy + Ord + Hash, V> Table<K, V> {
         all.into_iter()
     }
 
-    /// Those from an id on, in order of id.
-    pub(crate) fn from(&self, start: K) -> impl Iterator<Item = (&K, &V)> {
-        let mut all: Vec<(&K, &V)> = self.0.iter().filter(|(id, _)| **id >= start).collect();
+    /// The first of those from an id on that are wanted, in order of id, at the cost of one look at each and of sorting a few.
+    pub(crate) fn first_from(&self, start: K, most: usize, wanted: impl Fn(&V) -> bool) -> Vec<(&K, &V)> {
+        let mut all: Vec<(&K, &V)> = self.0.iter().filter(|(id, value)| **id >= start && wanted(value)).collect();
+        if all.len() > most {
+            all.select_nth_unstable_by_key(most, |(id, _)| **id);
+            all.truncate(most);
+        }
         all.sort_unstable_by_key(|(id, _)| **id);
-        all.into_iter()
+        all
     }
 }
 
@@ -146,7 +150,10 @@ mod tests {
                 }
             }
             prop_assert!(table.iter().eq(map.iter()));
-            prop_assert!(table.from(100).eq(map.range(100..)));
+            for most in [0, 1, 7, 300] {
+                let even = map.range(100..).filter(|(_, value)| **value % 2 == 0).take(most);
+                prop_assert!(table.first_from(100, most, |value| value % 2 == 0).into_iter().eq(even));
+            }
             prop_assert_eq!((table.len(), table.is_empty()), (map.len(), map.is_empty()));
         }
     }

@@ -181,7 +181,8 @@ impl Core {
     }
 
     /// Whether one more buffer is to be made ahead. Not beyond what could be kept once all that is lent has come
-    /// back, or each acquire would make one and each release free one; but never without any.
+    /// back, or each acquire would make one and each release free one; but never without any. Not with the last descriptors
+    /// either, which others need to connect.
     fn wants_ahead(&self, tenant: &Tenant, pool: &Pool, key: &PoolKey) -> bool {
         let config = &self.settings.pool;
         let most = most_ready(config.ready_max_per_class, config.ready_max_bytes_per_class, key.len_bytes) as usize;
@@ -192,6 +193,7 @@ impl Core {
             && pool.blocked_until <= self.now
             && !tenant.hungry
             && tenant.is_alive()
+            && self.check_descriptors().is_ok()
     }
 
     fn forget_pool(&mut self, tenant: TenantId, key: &Arc<PoolKey>) {
@@ -372,6 +374,7 @@ impl Core {
         let config = &self.settings.pool;
         let most = most_ready(config.clean_target_per_class, config.clean_max_bytes, key.len_bytes);
         loop {
+            let has_descriptors = self.check_descriptors().is_ok();
             let held: u64 = self
                 .clean
                 .range((gpu, 0)..=(gpu, u64::MAX))
@@ -379,7 +382,7 @@ impl Core {
                 .sum();
             let Some(pool) = self.clean.get_mut(&(gpu, key.len_bytes)) else { return };
             let have = pool.ready.len() + pool.coming as usize;
-            let budget = held.saturating_add(key.len_bytes) <= self.settings.pool.clean_max_bytes;
+            let budget = held.saturating_add(key.len_bytes) <= self.settings.pool.clean_max_bytes && has_descriptors;
             if !pool.warm || pool.blocked_until > self.now || self.shutting_down || !budget || have >= most as usize {
                 return;
             }

@@ -158,11 +158,11 @@ impl Core {
     /// A page of leases, in order of id.
     pub(crate) fn lease_page(&self, seen: &Seen, start: Option<LeaseId>, page: u32) -> LeasePage {
         let most = self.page_size(page);
-        let mut shown =
-            self.leases.from(start.unwrap_or(LeaseId(0))).filter(|(_, lease)| self.sees(seen, lease.tenant));
-        let leases: Vec<LeaseInfo> =
-            shown.by_ref().take(most).filter_map(|(id, lease)| self.info_of(*id, lease)).collect();
-        LeasePage { leases, next: shown.next().map(|(id, _)| *id) }
+        // One more than the page has says where the next starts.
+        let shown =
+            self.leases.first_from(start.unwrap_or(LeaseId(0)), most + 1, |lease| self.sees(seen, lease.tenant));
+        let leases = shown.iter().take(most).filter_map(|(id, lease)| self.info_of(**id, lease)).collect();
+        LeasePage { leases, next: shown.get(most).map(|(id, _)| **id) }
     }
 
     /// Every lease that is seen, in order of id.

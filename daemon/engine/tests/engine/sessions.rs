@@ -296,6 +296,25 @@ fn one_tenant_cannot_take_the_descriptors_that_others_need_to_connect() {
 }
 
 #[test]
+fn what_is_ready_is_lent_at_the_limit_of_descriptors_and_nothing_is_made_ahead_beyond_it() {
+    let mut config = config();
+    config.limits.max_descriptors = 20;
+    config.pool.ready_target_per_class = 2;
+    let world = World::with(config);
+    let session = world.session(1);
+    let mut held = Vec::new();
+    let refused = loop {
+        match world.try_acquire(session, request("GPU0", MIB)) {
+            Ok(call) => held.push(call.keep().0),
+            Err(refused) => break refused,
+        }
+        world.settle();
+        assert!(held.len() < 20, "the limit holds");
+    };
+    assert_eq!(refused.reason(), "LIMIT_DESCRIPTORS");
+}
+
+#[test]
 fn a_buffer_that_is_ready_is_lent_at_the_limit_of_descriptors() {
     let mut config = config();
     config.limits.max_descriptors = 6;
