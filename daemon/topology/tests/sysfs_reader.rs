@@ -406,14 +406,14 @@ fn a_virtual_function_has_no_link_of_its_own_and_a_usb_controller_is_asked_for_n
 }
 
 #[test]
-fn functions_of_one_device_share_the_link_that_one_of_them_tells_but_not_on_a_root_bus() {
+fn functions_of_one_model_in_a_slot_share_the_link_of_the_first_but_not_on_a_root_bus() {
     let host = profile::snapshot(
         "gdrd-host-profile 1\n\
          pci 0000:00:01.0 8086:352a 060400 pci0000:00 32x16\n\
          pci 0000:00:02.0 15b3:1021 020700 pci0000:00 32x8\n\
          pci 0000:00:02.1 15b3:1021 020700 pci0000:00 -\n\
-         pci 0000:01:00.0 15b3:1021 020700 0000:00:01.0 -\n\
-         pci 0000:01:00.1 15b3:1021 020700 0000:00:01.0 16x8/32x16\n\
+         pci 0000:01:00.0 15b3:1021 020700 0000:00:01.0 16x8/32x16\n\
+         pci 0000:01:00.1 15b3:101e 020700 0000:00:01.0 -\n\
          pci 0000:01:00.2 15b3:1021 020700 0000:00:01.0 -\n\
          pci 0000:01:01.0 15b3:1021 020700 0000:00:01.0 -\n",
         None,
@@ -424,9 +424,9 @@ fn functions_of_one_device_share_the_link_that_one_of_them_tells_but_not_on_a_ro
         let link = read.function(bdf.parse().unwrap()).unwrap().link;
         (link.current.map(|rate| rate.to_string()), link.max.map(|rate| rate.to_string()))
     };
-    assert_eq!(link("0000:01:00.2"), link("0000:01:00.1"));
-    assert!(link("0000:01:00.1").0.is_some() && link("0000:00:02.0").0.is_some());
-    for unlinked in ["0000:00:02.1", "0000:01:00.0", "0000:01:01.0"] {
+    assert_eq!(link("0000:01:00.2"), link("0000:01:00.0"));
+    assert!(link("0000:01:00.0").0.is_some() && link("0000:00:02.0").0.is_some());
+    for unlinked in ["0000:00:02.1", "0000:01:00.1", "0000:01:01.0"] {
         assert_eq!(link(unlinked), (None, None), "{unlinked}");
     }
 }

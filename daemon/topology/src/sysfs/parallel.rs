@@ -22,13 +22,14 @@ struct Done<R> {
     warnings: Vec<String>,
 }
 
-/// What `read` makes of each part of a list, one after the other.
+/// What `read` makes of each part of a list, one after the other. Neighbours that belong together are in one part.
 pub(super) fn by_parts<T: Sync, R: Send>(
     tree: &Tree,
     list: &[T],
+    belong_together: impl Fn(&T, &T) -> bool,
     read: impl Fn(&Tree, &[T]) -> Vec<R> + Sync,
 ) -> Vec<R> {
-    let parts: Vec<&[T]> = list.chunks(PART).collect();
+    let parts = parts(list, belong_together);
     if parts.len() < 2 {
         return read(tree, list);
     }
@@ -71,6 +72,18 @@ pub(super) fn by_parts<T: Sync, R: Send>(
     all
 }
 
+fn parts<T>(mut list: &[T], belong_together: impl Fn(&T, &T) -> bool) -> Vec<&[T]> {
+    let mut parts = Vec::with_capacity(list.len() / PART + 1);
+    while !list.is_empty() {
+        let least = PART.min(list.len());
+        let more = list[least - 1..].windows(2).take_while(|pair| belong_together(&pair[0], &pair[1])).count();
+        let (part, rest) = list.split_at(least + more);
+        parts.push(part);
+        list = rest;
+    }
+    parts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,14 +96,27 @@ mod tests {
             let list: Vec<usize> = (0..entries).collect();
             let tree = Tree::open(folder.path()).unwrap();
             tree.warn("before", "first");
-            let read = by_parts(&tree, &list, |tree, part| {
-                tree.warn("part", part.first().copied().unwrap_or_default());
-                part.to_vec()
-            });
+            let read = by_parts(
+                &tree,
+                &list,
+                |_, _| false,
+                |tree, part| {
+                    tree.warn("part", part.first().copied().unwrap_or_default());
+                    part.to_vec()
+                },
+            );
             assert_eq!(read, list);
             let parts = (0..entries.div_ceil(PART).max(1)).map(|part| format!("part: {}", part * PART));
             let expected: Vec<String> = std::iter::once("before: first".to_owned()).chain(parts).collect();
             assert_eq!(tree.take_warnings(), expected);
         }
+    }
+
+    #[test]
+    fn what_belongs_together_is_not_cut() {
+        let list: Vec<usize> = (0..3 * PART + 5).collect();
+        let parts = parts(&list, |a, b| a / 10 == b / 10);
+        assert!(parts.iter().all(|part| part[0] % 10 == 0 && part.len() >= PART || part.last() == list.last()));
+        assert_eq!(parts.concat(), list);
     }
 }

@@ -58,9 +58,17 @@ pub(super) fn read(tree: &Tree, source: SourceKind, matter: &Matter<'_>) -> Resu
         steps.iter().map(|step| reader.function(step)).collect()
     };
     Ok(match tree.list(DEVICES)? {
-        Some(names) => parallel::by_parts(tree, &names, |tree, part| functions(tree, &listed(tree, part))),
+        Some(names) => {
+            let of_one_device = |a: &String, b: &String| device_of(a) == device_of(b);
+            parallel::by_parts(tree, &names, of_one_device, |tree, part| functions(tree, &listed(tree, part)))
+        }
         None => functions(tree, &linked(tree)),
     })
+}
+
+/// What the names of a device's functions begin with.
+fn device_of(name: &str) -> &str {
+    name.rsplit_once('.').map_or(name, |(device, _function)| device)
 }
 
 /// Functions of bus/pci/devices. Only these links count: a tree may hold folders of the same name at
@@ -118,6 +126,9 @@ pub(super) fn device_path(tree: &Tree, entry: &str) -> Option<String> {
     tree.target(&format!("{entry}/device"))
 }
 
+/// Vendor and device.
+type Model = (Option<u16>, Option<u16>);
+
 struct Reader<'a> {
     tree: &'a Tree,
     source: SourceKind,
@@ -125,8 +136,8 @@ struct Reader<'a> {
     numa_of_roots: BTreeMap<RootBus, Option<NumaId>>,
     /// Where the ids of the function before were.
     ids_file: IdsFile,
-    /// The last function whose link was read, and the link: those of one device come one after the other.
-    link_before: Option<(Bdf, Upstream, Link)>,
+    /// The last function 0 whose link was read, what it is, and the link: those of one device come one after the other.
+    link_before: Option<(Bdf, Model, Upstream, Link)>,
 }
 
 impl Reader<'_> {
@@ -164,7 +175,11 @@ impl Reader<'_> {
         let physical = tree.target_name((folder, "physfn")).and_then(|name| name.parse().ok());
         PciFunction {
             // A virtual function's registers of its link read zero (PCIe Base Specification 6.0, 9.3.5).
-            link: if physical.is_some() { Link::default() } else { self.link_of_endpoint(step) },
+            link: if physical.is_some() {
+                Link::default()
+            } else {
+                self.link_of_endpoint(step, (ids.vendor, ids.device))
+            },
             numa: numa(tree, folder).map(sourced),
             driver: ids.driver.or_else(|| if ids.are_whole { None } else { tree.target_name((folder, "driver")) }),
             physical_function: physical,
@@ -173,10 +188,11 @@ impl Reader<'_> {
     }
 
     /// The link above a function that is no bridge. All functions of a device behind a bridge share its one link, and report the
-    /// same of it (PCIe Base Specification 6.0, 7.5.3.6 and 7.5.3.8); on a root bus each function stands for itself.
-    fn link_of_endpoint(&mut self, step: &Step) -> Link {
-        if let Some((bdf, upstream, link)) = self.link_before
-            && upstream == step.upstream
+    /// same of it (PCIe Base Specification 6.0, 7.5.3.6 and 7.5.3.8); on a root bus each function stands for itself. In a guest
+    /// the functions of a slot may be of several devices, so that only those of one model share.
+    fn link_of_endpoint(&mut self, step: &Step, model: Model) -> Link {
+        if let Some((bdf, model_before, upstream, link)) = self.link_before
+            && (model_before, upstream) == (model, step.upstream)
             && is_one_device(bdf, step.bdf)
         {
             return link;
@@ -184,8 +200,9 @@ impl Reader<'_> {
         let link = link(self.tree, &step.path);
         // What one function leaves out another may tell.
         let is_whole = link.current.is_some() && link.max.is_some();
-        let is_shared = is_whole && matches!(step.upstream, Upstream::Bridge(_));
-        self.link_before = is_shared.then_some((step.bdf, step.upstream, link));
+        if is_whole && step.bdf.function == 0 && matches!(step.upstream, Upstream::Bridge(_)) {
+            self.link_before = Some((step.bdf, model, step.upstream, link));
+        }
         link
     }
 }
