@@ -14,10 +14,10 @@ fn ended(output: &Output) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// A verb of gdrctl with the daemon of this folder.
-fn gdrctl(runtime_dir: &Path, verb: &str) -> (Option<i32>, String) {
+/// A verb of gdrctl, with its options, with the daemon of this folder.
+fn gdrctl(runtime_dir: &Path, verb: &str, options: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gdrctl"));
-    command.args([verb, "--timeout", "0.5", "--runtime-dir"]).arg(runtime_dir);
+    command.arg(verb).args(options).arg("--runtime-dir").arg(runtime_dir);
     ended(&command.output().expect("gdrctl starts"))
 }
 
@@ -33,7 +33,7 @@ fn nobody_who_listens_is_no_daemon() {
     let (folder, listener) = listening();
     drop(listener);
     for folder in [folder.path(), &folder.path().join("absent")] {
-        let (code, said) = gdrctl(folder, "status");
+        let (code, said) = gdrctl(folder, "status", &[]);
         assert_eq!(code, Some(3), "{said}");
         assert!(said.contains("is the daemon running?"), "{said}");
     }
@@ -42,7 +42,7 @@ fn nobody_who_listens_is_no_daemon() {
 #[test]
 fn a_daemon_that_says_nothing_in_time_has_failed() {
     let (folder, _listener) = listening();
-    let (code, said) = gdrctl(folder.path(), "status");
+    let (code, said) = gdrctl(folder.path(), "status", &["--timeout", "0.5"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("had no answer within 500ms"), "{said}");
 }
@@ -53,7 +53,7 @@ fn a_connection_that_breaks_is_a_failure_and_no_absent_daemon() {
     // Whatever was sent to it and not read is a reset.
     thread::spawn(move || listener.incoming().for_each(drop));
     for verb in ["status", "topo"] {
-        let (code, said) = gdrctl(folder.path(), verb);
+        let (code, said) = gdrctl(folder.path(), verb, &[]);
         assert_eq!(code, Some(1), "{said}");
         assert!(said.contains("broke before it answered") && !said.contains("is the daemon running"), "{said}");
     }
@@ -67,7 +67,7 @@ fn one_connection_too_many_is_a_refusal_by_name() {
     let mut silent = UnixStream::connect(daemon.runtime_dir().join("gdrd.sock")).expect("it listens");
     silent.write_all(b"PRI").expect("it reads");
     for verb in ["status", "topo", "buffers"] {
-        let (code, said) = gdrctl(&daemon.runtime_dir(), verb);
+        let (code, said) = gdrctl(&daemon.runtime_dir(), verb, &[]);
         assert_eq!(code, Some(4), "{said}");
         assert!(said.contains("(CONNECTIONS_EXHAUSTED)"), "{said}");
     }
@@ -101,7 +101,7 @@ fn a_socket_that_is_closed_to_this_user_is_a_refusal_and_topology_is_read_withou
 #[test]
 fn a_folder_too_long_for_a_socket_is_wrong_usage_and_told_the_limit() {
     let folder = format!("/tmp/{}", "x".repeat(120));
-    let (code, said) = gdrctl(Path::new(&folder), "status");
+    let (code, said) = gdrctl(Path::new(&folder), "status", &[]);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains(&folder) && said.contains("107"), "{said}");
 }

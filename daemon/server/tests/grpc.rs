@@ -13,7 +13,7 @@ use gdrd_proto::{SESSION_TOKEN_KEY, v1};
 use gdrd_server::ServerLimits;
 use support::{PROFILE, TestServer, reason};
 use tonic::metadata::MetadataValue;
-use tonic::{Code, Request};
+use tonic::{Code, Request, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -184,19 +184,28 @@ async fn connections_beyond_the_bound_are_refused_by_name_and_others_go_on() {
     let mut heard = Vec::new();
     third.read_to_end(&mut heard).expect("the third makes no call, is told, and closed");
     assert!(String::from_utf8_lossy(&heard).contains("CONNECTIONS_EXHAUSTED: uid "), "{heard:?}");
-    let refused = HostClient::new(server.channel().await).status(v1::StatusRequest {}).await.expect_err("one too many");
+    let mut refused = Status::ok("");
+    // One whose call comes too late for an answer is closed without a name.
+    for _ in 0..20 {
+        let mut other = HostClient::new(server.channel().await);
+        refused = other.status(v1::StatusRequest {}).await.expect_err("one too many");
+        if refused.code() == Code::ResourceExhausted {
+            break;
+        }
+    }
     assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "CONNECTIONS_EXHAUSTED"));
     client.status(v1::StatusRequest {}).await.expect("the first goes on");
     drop(silent);
     server.stop().await;
 }
 
-/// Connections that the server has now, the one that asks among them.
-async fn connections(server: &TestServer) -> f64 {
+/// Whether the server has more connections than these, beside the one that asks; also where that one was too slow to ask.
+async fn has_more_connections_than(server: &TestServer, others: f64) -> bool {
     // A new one each time: nothing it did before can end it.
     let stats = HostClient::new(server.channel().await).stats(v1::StatsRequest {}).await;
-    let stats = stats.expect("open to all").into_inner().stats;
-    stats.iter().find(|stat| stat.name == "gdrd_grpc_connections").expect("a gauge").value
+    let Ok(stats) = stats else { return true };
+    let stats = stats.into_inner().stats;
+    stats.iter().find(|stat| stat.name == "gdrd_grpc_connections").expect("a gauge").value > others + 1.0
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -212,13 +221,13 @@ async fn connections_that_begin_no_call_in_time_give_their_places_back() {
         let mut heard = Vec::new();
         let _ = connection.read_to_end(&mut heard);
     }
-    while connections(&server).await > 1.0 {}
+    while has_more_connections_than(&server, 0.0).await {}
     server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_connection_is_closed_and_made_again_but_never_while_it_watches() {
-    let (grpc_idle, hello_timeout) = (Duration::from_millis(20), Duration::from_secs(2));
+    let (grpc_idle, hello_timeout) = (Duration::from_millis(20), Duration::from_secs(5));
     let server = TestServer::with_limits(ServerLimits { grpc_idle, hello_timeout, ..ServerLimits::default() });
     let mut watch = TopologyClient::new(server.channel().await).watch(v1::WatchTopologyRequest {}).await;
     let watch = watch.as_mut().expect("open to all").get_mut();
@@ -226,7 +235,7 @@ async fn an_idle_connection_is_closed_and_made_again_but_never_while_it_watches(
     let mut idle = HostClient::new(server.channel().await);
     idle.status(v1::StatusRequest {}).await.expect("open to all");
     // The watch and whoever asks are left; by then the watch has lived for far longer than an idle connection.
-    while connections(&server).await > 2.0 {}
+    while has_more_connections_than(&server, 1.0).await {}
     // A client that has yet to see the end of its connection asks twice.
     if idle.status(v1::StatusRequest {}).await.is_err() {
         idle.status(v1::StatusRequest {}).await.expect("it connects again by itself");

@@ -1,12 +1,13 @@
 //! One guest with two CPUs: what the broker adds to a queue pair, against the same by verbs in one process, and against
 //! two processes that only pass a word back and forth; and what 10,000 live leases cost, whose descriptors few machines
-//! give. Prints figures and asserts none: an emulated CPU is no measure, and who reads them knows how busy the host was.
+//! give. Prints times and asserts none: an emulated CPU is no measure, and who reads them knows how busy the host was.
 #![forbid(unsafe_code)]
 
 mod common;
 
 use std::io::Write as _;
 use std::process::{Command as Process, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -46,19 +47,32 @@ fn direct(writes: Writes) -> Timed {
     numbers.next().zip(numbers.next()).expect("direct prints two numbers")
 }
 
-/// The same while another process polls on the other CPU, as the broker's thread does: the kernel's threads then share a CPU.
-fn direct_beside_another(writes: Writes) -> Timed {
-    let ended = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !ended.load(Ordering::Relaxed) {
+/// Has a thread poll until it is dropped.
+struct Poller(Arc<AtomicBool>);
+
+impl Poller {
+    fn start() -> Self {
+        let ended = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&ended);
+        std::thread::spawn(move || {
+            while !seen.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
         });
-        let timed = direct(writes);
-        ended.store(true, Ordering::Relaxed);
-        timed
-    })
+        Self(ended)
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The same while another polls on the other CPU, as the broker's thread does: the kernel's threads then share a CPU.
+fn direct_beside_another(writes: Writes) -> Timed {
+    let _poller = Poller::start();
+    direct(writes)
 }
 
 fn brokered(near: &mut Side, far: &Side, writes: Writes) -> Timed {
