@@ -273,6 +273,12 @@ fn completions_and_manual_pages_name_every_verb() {
 }
 
 #[test]
+fn a_measurement_that_fails_is_named_as_it_is_asked_for() {
+    let output = gdrctl(&["--runtime-dir", "/no/such/folder", "bench", "--only", "idle"]);
+    assert!(text(&output.stderr).starts_with("error: measure idle: "), "{}", text(&output.stderr));
+}
+
+#[test]
 fn topo_draws_a_tree_a_picture_and_a_graph_of_any_input() {
     let folder = tree("dgx-a100");
     let input = folder.path().to_string_lossy().into_owned();

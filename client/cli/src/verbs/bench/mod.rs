@@ -12,6 +12,7 @@ mod plan;
 mod sample;
 
 use anyhow::Context as _;
+use clap::ValueEnum as _;
 use serde_json::{Value, json};
 
 use crate::args::{Bench, Global, Measurement};
@@ -62,7 +63,8 @@ pub(crate) fn run(global: &Global, options: &Bench) -> anyhow::Result<Outcome> {
             Measurement::Plan => plan::measure(),
             Measurement::Idle => idle::measure(global, options),
         };
-        figures.extend(measured.with_context(|| format!("measure {measurement:?}"))?);
+        let name = measurement.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        figures.extend(measured.with_context(|| format!("measure {name}"))?);
     }
     let simulated = simulated_host(global)?;
     output::print(
