@@ -2,6 +2,9 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io::{self, Write as _};
+
+use gdrd_hal::text_with_causes;
 
 /// Wrong arguments or configuration; clap's own code for usage errors.
 const EXIT_USAGE: i32 = 2;
@@ -30,21 +33,15 @@ impl Error for Misconfigured {
     }
 }
 
-/// The error with its causes. Libraries differ in whether a message repeats its cause; here each is said once.
+/// The error with its causes.
 pub(crate) fn text_of(error: &anyhow::Error) -> String {
-    let mut causes = error.chain().map(ToString::to_string);
-    let mut text = causes.next().unwrap_or_default();
-    for cause in causes {
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text
+    text_with_causes(error.as_ref())
 }
 
 /// Prints it, and gives the code of the process that ends with it.
 pub(crate) fn report(error: &anyhow::Error) -> i32 {
-    eprintln!("gdrd: {}", text_of(error));
+    // Where nobody can read it, the code says it alone.
+    let _ = writeln!(io::stderr(), "gdrd: {}", text_of(error));
     exit_code(error)
 }
 
@@ -58,20 +55,6 @@ mod tests {
     use anyhow::anyhow;
 
     use super::*;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("socket /x: {source}")]
-    struct Repeats {
-        source: std::io::Error,
-    }
-
-    #[test]
-    fn a_cause_that_a_message_repeats_is_said_once() {
-        let source = std::io::Error::from_raw_os_error(13);
-        let error = anyhow!(Repeats { source }).context("listen");
-        assert_eq!(text_of(&error), "listen: socket /x: Permission denied (os error 13)");
-        assert_eq!(text_of(&anyhow!("b").context("a")), "a: b");
-    }
 
     #[test]
     fn only_what_was_asked_for_is_a_usage_error() {

@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use thiserror::Error;
 
 const SYSTEM_DIR: &str = "/run/gdrd";
-const LOCK_NAME: &str = "gdrd.lock";
+pub(crate) const LOCK_NAME: &str = "gdrd.lock";
 const DIR_MODE: u32 = 0o755;
 
 /// Longest path of the folder, bytes: what sun_path of unix(7), a zero at its end, leaves beside the longest name in it.

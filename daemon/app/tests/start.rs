@@ -8,7 +8,7 @@ use gdrd_proto::v1::buffers_client::BuffersClient;
 use gdrd_proto::v1::host_client::HostClient;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with};
 use rustix::process::Signal;
-use support::{Stage, block_on, channel, names_in, raw_session, run};
+use support::{Stage, block_on, channel, names_in, raw_session, run, until};
 use tonic::metadata::MetadataValue;
 
 #[test]
@@ -59,15 +59,6 @@ fn what_was_probed_is_known_to_the_next_daemon_and_to_none_of_another_host() {
     end(second);
     let _other = stage.start(stage.command(&["--sim", "two-socket-2gpu"]));
     assert_eq!(probe(true), []);
-}
-
-/// Waits for a state that the daemon reaches by itself.
-fn until(what: &str, reached: impl Fn() -> bool) {
-    let start = std::time::Instant::now();
-    while !reached() {
-        assert!(start.elapsed() < support::WATCHDOG, "waited in vain for {what}");
-        std::thread::yield_now();
-    }
 }
 
 #[test]
@@ -150,6 +141,13 @@ fn output_that_cannot_be_written_is_an_error_and_no_panic() {
         assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(text.contains("standard output") && !text.contains("panicked"), "{text}");
     }
+}
+
+#[test]
+fn errors_that_cannot_be_written_leave_the_exit_code_as_it_is() {
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("every Linux has it (full(4))");
+    let status = Stage::new().command(&["--sim", "dgx-z9"]).stderr(full).status().expect("it starts");
+    assert_eq!(status.code(), Some(2));
 }
 
 #[test]

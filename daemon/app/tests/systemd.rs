@@ -10,7 +10,7 @@ use std::process::Stdio;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 use rustix::process::Signal;
-use support::{Daemon, Stage, names_in};
+use support::{Daemon, Stage, names_in, until};
 
 fn seqpacket() -> OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket")
@@ -104,9 +104,7 @@ fn socket_that_systemd_does_not_have_is_bound() {
     std::fs::remove_file(&session_path).expect("it is there");
     let grpc_path = stage.runtime_dir().join("gdrd.sock");
     std::fs::remove_file(&grpc_path).expect("it is there");
-    while !grpc_path.exists() {
-        std::thread::yield_now();
-    }
+    until("the socket to be bound anew", || grpc_path.exists());
     end(daemon);
     assert_eq!(names_in(&stage.runtime_dir()), ["gdrd.lock"]);
 }

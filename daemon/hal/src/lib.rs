@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod capabilities;
+mod causes;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod error;
@@ -20,6 +21,7 @@ mod queues;
 mod work;
 
 pub use capabilities::{AtomicScope, HcaCapabilities, IWARP_HAS_RDMA_CM_ONLY, TRANSPORT_HAS_NO_RC};
+pub use causes::text_with_causes;
 pub use error::{GpuMemoryError, HcaError, PostError};
 pub use gpu_bytes::{GpuAtomic, GpuBytes, GpuCopies};
 pub use gpu_facts::{Bar1Fact, DeviceNumber, GpuFact, GpuFacts, GpuHealth, GpuMemoryFact};

@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gdrd_proto::v1;
 use gdrd_proto::v1::host_client::HostClient;
@@ -184,6 +184,15 @@ pub(crate) fn run(mut command: Command) -> (Option<i32>, String) {
     stdout.read_to_string(&mut text).expect("text");
     stderr.read_to_string(&mut text).expect("text");
     (child.wait().expect("it ends").code(), text)
+}
+
+/// Waits for a state that the daemon reaches by itself.
+pub(crate) fn until(what: &str, reached: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !reached() {
+        assert!(start.elapsed() < WATCHDOG, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
 }
 
 /// Names in a folder.

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io;
 
-use gdrd_hal::{GpuMemoryError, HcaError};
+use gdrd_hal::{GpuMemoryError, HcaError, text_with_causes};
 use rustix::io::Errno;
 
 use crate::broker::{BrokerError, LandingError};
@@ -50,22 +50,14 @@ pub(super) fn of_landing(hca: HcaIndex, error: &LandingError) -> Failure {
 
 /// The kernel had no memory for us, or no descriptor.
 pub(super) fn of_kernel(what: &str, error: &(dyn Error + 'static)) -> Failure {
-    let (mut kind, mut message) = (FailureKind::OutOfMemory, what.to_owned());
-    let mut next = Some(error);
-    while let Some(cause) = next {
+    let is_descriptors = |cause: &(dyn Error + 'static)| {
         let io = cause.downcast_ref::<io::Error>().and_then(Errno::from_io_error);
         let errno = io.or_else(|| cause.downcast_ref::<Errno>().copied());
-        if matches!(errno, Some(Errno::MFILE | Errno::NFILE)) {
-            kind = FailureKind::OutOfDescriptors;
-        }
-        // Some say their cause themselves.
-        let text = cause.to_string();
-        if !message.contains(&text) {
-            message = format!("{message}: {text}");
-        }
-        next = cause.source();
-    }
-    Failure { kind, hca: None, message }
+        matches!(errno, Some(Errno::MFILE | Errno::NFILE))
+    };
+    let mut causes = std::iter::successors(Some(error), |&cause| cause.source());
+    let kind = if causes.any(is_descriptors) { FailureKind::OutOfDescriptors } else { FailureKind::OutOfMemory };
+    Failure { kind, hca: None, message: format!("{what}: {}", text_with_causes(error)) }
 }
 
 fn on(hca: HcaIndex, kind: FailureKind, error: &dyn std::fmt::Display) -> Failure {
