@@ -150,13 +150,10 @@ impl NvmlFacts {
         }
     }
 
-    /// Whether other device nodes are there than at the last look. Does not ask the driver.
+    /// Whether other device nodes are there than when the driver last told its GPUs. Does not ask the driver.
     pub(crate) fn have_nodes_changed(&self) -> bool {
         let now = nodes_of(Path::new(DEV), minors(&self.report()));
-        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = *nodes != now;
-        *nodes = now;
-        changed
+        *self.nodes.lock().unwrap_or_else(PoisonError::into_inner) != now
     }
 
     /// The last answer.
@@ -174,6 +171,7 @@ impl GpuFacts for NvmlFacts {
         })?;
         let mut facts = facts_of(&report);
         facts.iter_mut().for_each(|fact| self.complete(fact, &report));
+        *self.nodes.lock().unwrap_or_else(PoisonError::into_inner) = nodes_of(Path::new(DEV), minors(&report));
         Ok(facts)
     }
 }

@@ -13,6 +13,7 @@ use gdrd_hal::{
     GpuAllocation, GpuBytes, GpuCopies, GpuMemory, GpuMemoryCapabilities, GpuMemoryError, GpuMemoryUsage, GpuUuid,
     KeptMemory,
 };
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::allocation::{Allocation, Bytes, FileId, Memory, file_id};
@@ -270,6 +271,8 @@ pub(crate) enum Interrupted {
     Idle,
     /// The worker answers no more.
     Gone(String),
+    /// It answered with descriptors that this process has no room for. Nobody has what they were of but the worker.
+    NoDescriptors(String),
     /// The device refused.
     Device { error: DeviceError, free_bytes: u64 },
 }
@@ -288,6 +291,7 @@ impl Interrupted {
 pub(crate) enum Failure {
     Unavailable(String),
     Broken(String),
+    NoDescriptors(String),
     Device { error: DeviceError, free_bytes: u64 },
 }
 
@@ -300,6 +304,7 @@ impl Worker {
             Ok((Reply::Bye, _)) => Err(Interrupted::Idle),
             Ok((Reply::Failed { error, free_bytes }, _)) => Err(Interrupted::Device { error, free_bytes }),
             Ok(answer) => sent.map(|()| answer).map_err(|errno| Interrupted::Gone(format!("send: {errno}"))),
+            Err(error @ ReceiveError::NoDescriptors) => Err(Interrupted::NoDescriptors(error.to_string())),
             Err(error) => Err(Interrupted::Gone(error.to_string())),
         }
     }
@@ -340,13 +345,12 @@ impl Slot {
                 None
             }
             Interrupted::Gone(reason) => {
-                // One that hangs does not mind the end of the stream.
-                if let Some(worker) = &state.worker {
-                    worker.handle.kill();
-                }
-                let exit = state.stop().unwrap_or_else(|| "it does not end".to_owned());
-                tracing::warn!(gpu = %self.gpu, %reason, %exit, "a worker failed");
+                let exit = self.kill(state, &reason);
                 Some(Failure::Broken(format!("the worker failed in the call ({reason}; {exit})")))
+            }
+            Interrupted::NoDescriptors(reason) => {
+                self.kill(state, &reason);
+                Some(Failure::NoDescriptors(reason))
             }
             Interrupted::Device { error, free_bytes } => {
                 if matches!(error.kind, DeviceErrorKind::Sticky | DeviceErrorKind::Lost) {
@@ -356,6 +360,17 @@ impl Slot {
                 Some(Failure::Device { error, free_bytes })
             }
         }
+    }
+
+    /// How it ended.
+    fn kill(&self, state: &mut State, reason: &str) -> String {
+        // One that hangs does not mind the end of the stream.
+        if let Some(worker) = &state.worker {
+            worker.handle.kill();
+        }
+        let exit = state.stop().unwrap_or_else(|| "it does not end".to_owned());
+        tracing::warn!(gpu = %self.gpu, %reason, %exit, "a worker failed");
+        exit
     }
 
     fn start<'s>(&self, state: &'s mut State) -> Result<&'s Worker, Failure> {
@@ -394,7 +409,10 @@ impl Slot {
     fn launch(&self, epoch: u64) -> Result<Worker, Failure> {
         let failed = |reason: String| Failure::Broken(format!("start a worker: {reason}"));
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let (socket, theirs) = pair.map_err(|errno| failed(format!("socketpair: {errno}")))?;
+        let (socket, theirs) = pair.map_err(|errno| match errno {
+            Errno::MFILE | Errno::NFILE => Failure::NoDescriptors(format!("start a worker: socketpair: {errno}")),
+            _ => failed(format!("socketpair: {errno}")),
+        })?;
         let scope = if self.drained.load(Ordering::Acquire) == 0 { Scope::Host } else { Scope::OwnGpu };
         let handle = self.launcher.launch(&self.gpu, scope, theirs).map_err(|error| failed(error.to_string()))?;
         let answer = receive::<Reply>(&socket, Some(self.config.start_timeout));
@@ -415,6 +433,7 @@ impl Slot {
                 let exit = handle.ended(END_PATIENCE).map_or_else(|| "unknown".to_owned(), |exit| exit.0);
                 failed(format!("it ended at once ({exit})"))
             }
+            Err(error @ ReceiveError::NoDescriptors) => Failure::NoDescriptors(format!("start a worker: {error}")),
             Err(error) => failed(error.to_string()),
         };
         handle.kill();
@@ -439,6 +458,7 @@ impl Slot {
         let uuid = self.gpu.0.clone();
         match failure {
             Failure::Unavailable(reason) => GpuMemoryError::Lost { uuid, reason },
+            Failure::NoDescriptors(reason) => GpuMemoryError::OutOfDescriptors { call, uuid, reason },
             Failure::Broken(reason) => self.driver(call, format!("{reason}; the next call starts another")),
             Failure::Device { error, free_bytes } => match error.kind {
                 DeviceErrorKind::OutOfMemory => GpuMemoryError::OutOfMemory { uuid, len_bytes, free_bytes },

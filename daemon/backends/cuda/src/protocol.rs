@@ -76,6 +76,8 @@ pub(crate) enum ReceiveError {
     Ended,
     #[error("no answer in {0:?}")]
     Timeout(Duration),
+    #[error("no file descriptor is left for what it sent (RLIMIT_NOFILE)")]
+    NoDescriptors,
     #[error("a packet that is none: {0}")]
     Malformed(String),
     #[error("socket: {0}")]
@@ -127,7 +129,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
         // The kernel drops what finds no free number (unix(7)).
-        return Err(ReceiveError::Malformed("its descriptors were cut off; RLIMIT_NOFILE may be reached".to_owned()));
+        return Err(ReceiveError::NoDescriptors);
     }
     if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(ReceiveError::Malformed("cut off".to_owned()));
