@@ -371,6 +371,8 @@ impl Drop for Shared {
         // A forked child that drops its copy of this value must not end its parent's session.
         if self.line.mark.is_ours() {
             self.reader.abort();
+            // Caches outlive the session, and the reader goes only when its runtime next runs.
+            self.page.end();
             self.socket.shutdown();
         }
     }
@@ -571,6 +573,26 @@ pub(crate) mod tests {
         assert_eq!(other.end(), None);
         drop(other);
         assert_eq!(daemon_receive(&daemon), None);
+    }
+
+    #[tokio::test]
+    async fn the_page_ends_with_the_last_clone() {
+        let (session, _daemon, page) = opened().await;
+        page.set(0, 3).unwrap();
+        let of_a_cache = Arc::clone(&session.0.page);
+        assert_eq!(of_a_cache.current(0), Some(3));
+        drop(session);
+        assert_eq!(of_a_cache.current(0), None);
+    }
+
+    #[test]
+    fn the_page_ends_with_the_runtime_that_read_the_socket() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (session, _daemon, page) = runtime.block_on(opened());
+        page.set(0, 3).unwrap();
+        assert_eq!(session.generation_of(0), Some(3));
+        drop(runtime);
+        assert_eq!(session.generation_of(0), None);
     }
 
     #[tokio::test]

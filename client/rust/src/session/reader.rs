@@ -127,6 +127,13 @@ impl Reader {
     }
 }
 
+impl Drop for Reader {
+    /// A runtime that ends drops the task where it stands, and nobody hears the daemon any more.
+    fn drop(&mut self) {
+        self.page.end();
+    }
+}
+
 /// Unmaps where it may wait for a driver.
 fn drop_apart(kept: Vec<Kept>) -> JoinHandle<()> {
     tokio::task::spawn_blocking(move || drop(kept))
