@@ -60,6 +60,15 @@ fn a_connection_that_breaks_is_a_failure_and_no_absent_daemon() {
 }
 
 #[test]
+fn a_connection_that_this_side_cannot_make_is_told_by_its_cause() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let (code, said) = gdrctl(file.path(), "status", &[]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("connect to ") && said.contains("Not a directory"), "{said}");
+    assert!(!said.contains("broke before it answered"), "{said}");
+}
+
+#[test]
 fn one_connection_too_many_is_a_refusal_by_name() {
     let config = "[server]\nmax_grpc_connections_per_uid = 1\nhello_timeout_ms = 600000\n";
     let daemon = DaemonOptions::default().config(config).start();

@@ -76,7 +76,7 @@ impl CallContext {
                 }
                 // Only a connection that failed has a source: the daemon's own answers come from the wire.
                 _ if status.source().is_some() => {
-                    return ClientError::of_connection(&self.socket, Box::new(status));
+                    return ClientError::of_connection(self, call, Box::new(status));
                 }
                 _ => {}
             }

@@ -1,5 +1,7 @@
 //! The connection to a daemon: topology and host calls, which need no session and survive a restart of the daemon.
 
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use gdrd_proto::v1;
@@ -28,6 +30,9 @@ pub struct ClientOptions {
 
 /// Memory that a session keeps mapped after its release where the caller says nothing.
 const KEPT_MAPPINGS_BYTES: u64 = 4 << 30;
+
+/// Pause between two tries to connect to a daemon whose backlog is full.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(10);
 
 impl Default for ClientOptions {
     fn default() -> Self {
@@ -73,7 +78,7 @@ impl ClientOptions {
         let target = socket.clone();
         let connector = service_fn(move |_| {
             let path = target.clone();
-            async move { Stream::connect(&path).await.map(TokioIo::new) }
+            async move { connect_patiently(&path).await.map(TokioIo::new) }
         });
         // The socket is the connector's to know; an authority is what HTTP/2 asks for.
         let endpoint = Endpoint::from_static("http://localhost").connect_timeout(self.deadline);
@@ -84,6 +89,16 @@ impl ClientOptions {
         let status = client.status().await?;
         check_api(status.versions.unwrap_or_default().api)?;
         Ok(client)
+    }
+}
+
+/// Connects, also where the daemon's backlog is full: no poll event tells when it has room. The endpoint bounds the time.
+async fn connect_patiently(path: &Path) -> io::Result<Stream> {
+    loop {
+        match Stream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(BACKLOG_PAUSE).await,
+            connected => return connected,
+        }
     }
 }
 
@@ -268,7 +283,7 @@ impl Client {
         const CALL: &str = "Health.Check";
         let refused = |status| self.context.error(CALL, status);
         let mut grpc = tonic::client::Grpc::new(self.channel.clone());
-        let not_ready = |source| ClientError::of_connection(&self.context.socket, Box::new(source));
+        let not_ready = |source| ClientError::of_connection(&self.context, CALL, Box::new(source));
         grpc.ready().await.map_err(not_ready)?;
         // grpc/health/v1/health.proto: an empty request asks for the whole server; the reply's one field is skipped.
         let codec = tonic_prost::ProstCodec::<(), ()>::default();
@@ -292,5 +307,36 @@ impl Client {
             Err(error) if error.is_lost_connection() => attempt().await,
             answer => answer,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_full_backlog_is_waited_for_until_the_deadline() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = RuntimeDir::new(folder.path());
+        let address = SocketAddrUnix::new(dir.grpc_socket()).unwrap();
+        let socket = || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+        };
+        let daemon = socket();
+        rustix::net::bind(&daemon, &address).unwrap();
+        rustix::net::listen(&daemon, 0).unwrap();
+        let first = socket();
+        rustix::net::connect(&first, &address).unwrap();
+        let options = ClientOptions::default().runtime_dir(dir.clone()).deadline(Duration::from_millis(50));
+        let error = options.connect().await.unwrap_err();
+        assert!(matches!(error, ClientError::Deadline { .. }), "{error:?}");
+        // With room again it connects, and is not answered.
+        let connecting = tokio::spawn(async move { connect_patiently(&dir.grpc_socket()).await });
+        tokio::task::yield_now().await;
+        drop(rustix::net::accept(&daemon).unwrap());
+        connecting.await.unwrap().unwrap();
     }
 }

@@ -2,8 +2,10 @@
 
 use std::error::Error;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::calls::CallContext;
 
 /// Why a call did not succeed. A refusal by the daemon, an absent daemon, an ended session and a daemon that breaks
 /// the protocol are different variants, since the caller does different things about them.
@@ -181,24 +183,36 @@ impl ClientError {
         matches!(self, Self::Unreachable { .. } | Self::ConnectionLost { .. })
     }
 
-    /// What it means that a connection to this socket could not be made or broke.
-    pub(crate) fn of_connection(path: &Path, source: Box<dyn Error + Send + Sync>) -> Self {
-        let path = path.to_owned();
+    /// What it means that a connection to the socket of `context` could not be made for `call`, or broke.
+    pub(crate) fn of_connection(
+        context: &CallContext,
+        call: &'static str,
+        source: Box<dyn Error + Send + Sync>,
+    ) -> Self {
+        use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied, TimedOut, WouldBlock};
+        let path = context.socket.clone();
         let mut cause: Option<&(dyn Error + 'static)> = Some(&*source);
         while let Some(other) = cause.filter(|cause| !cause.is::<io::Error>()) {
             cause = other.source();
         }
-        match cause.and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind) {
-            Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Self::Unreachable { path, source },
-            Some(io::ErrorKind::PermissionDenied) => Self::NotPermitted { path, source },
+        let Some(cause) = cause.and_then(|cause| cause.downcast_ref::<io::Error>()) else {
+            return Self::ConnectionLost { path, source };
+        };
+        match (cause.kind(), cause.raw_os_error()) {
+            (NotFound | ConnectionRefused, _) => Self::Unreachable { path, source },
+            (PermissionDenied, _) => Self::NotPermitted { path, source },
+            // The daemon takes no more connections for now (connect(2), EAGAIN).
+            (WouldBlock | TimedOut, _) => Self::Deadline { call, deadline: context.deadline },
+            (kind, Some(errno)) if !is_broken(kind) => {
+                Self::io(format!("connect to {}", path.display()), io::Error::from_raw_os_error(errno))
+            }
             _ => Self::ConnectionLost { path, source },
         }
     }
 
     /// Whether a socket had no other end any more.
     pub(crate) fn is_lost_socket(&self) -> bool {
-        use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
-        matches!(self, Self::Io { source, .. } if matches!(source.kind(), BrokenPipe | ConnectionReset | NotConnected))
+        matches!(self, Self::Io { source, .. } if is_broken(source.kind()))
     }
 
     pub(crate) fn protocol(what: impl Into<String>) -> Self {
@@ -208,6 +222,12 @@ impl ClientError {
     pub(crate) fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Self::Io { what: what.into(), source: source.into() }
     }
+}
+
+/// Whether the other end of a connection has gone.
+fn is_broken(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+    matches!(kind, BrokenPipe | ConnectionReset | NotConnected)
 }
 
 fn older(daemon: u32, client: u32) -> &'static str {
@@ -237,19 +257,33 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_fails_in_one_of_three_ways() {
-        let of = |kind: io::ErrorKind| {
-            let inner = io::Error::from(kind);
-            ClientError::of_connection(Path::new("/x"), Box::new(io::Error::other(inner)))
+    fn a_connection_fails_as_its_innermost_cause_says() {
+        use rustix::io::Errno;
+        let context = CallContext { deadline: Duration::from_secs(3), socket: "/x".into() };
+        let of = |errno: Errno| {
+            let inner = io::Error::from(errno);
+            ClientError::of_connection(&context, "Host.Status", Box::new(tonic::Status::from_error(Box::new(inner))))
         };
-        for kind in [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused] {
-            assert!(ClientError::of_connection(Path::new("/x"), Box::new(io::Error::from(kind))).is_unreachable());
+        for errno in [Errno::NOENT, Errno::CONNREFUSED] {
+            assert!(of(errno).is_unreachable(), "{errno}");
         }
-        let denied =
-            ClientError::of_connection(Path::new("/x"), Box::new(io::Error::from(io::ErrorKind::PermissionDenied)));
-        assert_eq!(denied.reason(), Some("SOCKET_NOT_PERMITTED"));
-        let lost = of(io::ErrorKind::ConnectionReset);
-        assert!(lost.is_lost_connection() && !lost.is_unreachable(), "{lost}");
+        assert_eq!(of(Errno::ACCESS).reason(), Some("SOCKET_NOT_PERMITTED"));
+        for errno in [Errno::CONNRESET, Errno::PIPE, Errno::NOTCONN] {
+            let lost = of(errno);
+            assert!(lost.is_lost_connection() && !lost.is_unreachable(), "{lost}");
+        }
+        for errno in [Errno::AGAIN, Errno::TIMEDOUT] {
+            let late = of(errno);
+            assert!(matches!(late, ClientError::Deadline { call: "Host.Status", .. }), "{late}");
+        }
+        for errno in [Errno::MFILE, Errno::NOTDIR, Errno::LOOP] {
+            let own = of(errno);
+            assert!(
+                matches!(&own, ClientError::Io { what, source } if what == "connect to /x"
+                && source.raw_os_error() == Some(errno.raw_os_error())),
+                "{own:?}"
+            );
+        }
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Session {
         context: CallContext,
         kept_bytes: u64,
     ) -> Result<Self, ClientError> {
-        let socket = SessionSocket::connect(path, context.deadline).await?;
+        let socket = SessionSocket::connect(path, &context).await?;
         Self::over(socket, name, channel, context, kept_bytes).await
     }
 

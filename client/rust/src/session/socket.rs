@@ -20,6 +20,7 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::calls::CallContext;
 use crate::error::ClientError;
 
 /// Most descriptors that one packet can carry (SCM_MAX_FD, include/net/scm.h).
@@ -41,14 +42,16 @@ pub(crate) struct SessionSocket {
 }
 
 impl SessionSocket {
-    /// Connects, waiting at most `deadline` while the daemon's backlog is full.
-    pub(crate) async fn connect(path: &Path, deadline: Duration) -> Result<Self, ClientError> {
-        let target = path.to_owned();
+    /// Connects, waiting at most the context's deadline while the daemon's backlog is full.
+    pub(crate) async fn connect(path: &Path, context: &CallContext) -> Result<Self, ClientError> {
+        let (target, deadline) = (path.to_owned(), context.deadline);
         // A connect(2) to a unix socket with a full backlog blocks and is no poll event, so it has a thread.
         let connected = tokio::task::spawn_blocking(move || connect_blocking(&target, deadline)).await;
-        let failed = |source| ClientError::of_connection(path, source);
-        let fd = connected.map_err(|source| failed(source.into()))?.map_err(|source| failed(source.into()))?;
-        Self::new(fd)
+        let connected = connected.map_err(|source| ClientError::io("wait for the session socket", source))?;
+        let here = CallContext { socket: path.to_owned(), deadline };
+        Self::new(
+            connected.map_err(|source| ClientError::of_connection(&here, "the session handshake", source.into()))?,
+        )
     }
 
     fn new(fd: OwnedFd) -> Result<Self, ClientError> {
