@@ -12,7 +12,7 @@ const EXIT_CODES: &str = "Exit codes:
   1  failed: the answer could not be had, or a check did not hold
   2  wrong usage: an option, value or input that cannot be used
   3  no daemon: nobody listens
-  4  the daemon refused, or its socket is closed to this user; the message ends with the reason
+  4  the daemon refused, or its socket is closed to this user; the message has the reason in brackets
   5  nothing fits: place found no set of free devices
 
 Environment:

@@ -103,6 +103,11 @@ fn a_socket_that_is_closed_to_this_user_is_a_refusal_and_topology_is_read_withou
             let (code, said) = run("topo");
             assert_eq!(code, Some(0), "{said}");
             assert!(said.contains("reading /sys of this host instead"), "{said}");
+            // Found by no look at all.
+            std::fs::set_permissions(daemon.runtime_dir(), Permissions::from_mode(0o700)).expect("it is ours");
+            let (code, said) = run("status");
+            assert_eq!(code, Some(4), "{said}");
+            assert!(said.contains("SOCKET_NOT_PERMITTED") && said.contains("Permission denied"), "{said}");
         },
     );
 }

@@ -68,8 +68,8 @@ impl ClientOptions {
     /// Connects and checks that the daemon speaks this client's API version.
     ///
     /// # Errors
-    /// [`ClientError::NoDaemon`], [`ClientError::Unreachable`], [`ClientError::NotPermitted`], [`ClientError::ConnectionLost`],
-    /// [`ClientError::Version`]; [`ClientError::Refused`] where there are too many connections;
+    /// As [`Client::status`]; [`ClientError::NoDaemon`] where no folder is given and none has a daemon,
+    /// [`ClientError::Version`], [`ClientError::Refused`] where there are too many connections;
     /// [`ClientError::InvalidArgument`] for a folder whose name is too long.
     pub async fn connect(self) -> Result<Client, ClientError> {
         let dir = self.runtime_dir.map_or_else(RuntimeDir::locate, Ok)?;
@@ -141,8 +141,8 @@ impl Client {
     /// Opens a session: the lifeline of buffers and queue pairs. `name` is shown in lists, at most 64 bytes.
     ///
     /// # Errors
-    /// [`ClientError::Unreachable`], [`ClientError::Version`], [`ClientError::SessionRefused`],
-    /// [`ClientError::Deadline`].
+    /// [`ClientError::Unreachable`], [`ClientError::NotPermitted`], [`ClientError::ConnectionLost`], [`ClientError::Version`],
+    /// [`ClientError::SessionRefused`], [`ClientError::Deadline`], [`ClientError::Io`].
     pub async fn open_session(&self, name: &str) -> Result<Session, ClientError> {
         let socket = self.dir.session_socket();
         Session::open(&socket, name, self.channel.clone(), self.context.clone(), self.kept).await
@@ -151,7 +151,8 @@ impl Client {
     /// What the daemon is, which backends it has, and why others are absent.
     ///
     /// # Errors
-    /// [`ClientError::Unreachable`], [`ClientError::ConnectionLost`], [`ClientError::Deadline`], [`ClientError::Refused`].
+    /// [`ClientError::Unreachable`], [`ClientError::NotPermitted`], [`ClientError::ConnectionLost`], [`ClientError::Deadline`],
+    /// [`ClientError::Refused`], [`ClientError::Io`] where this process lacks what a connection needs.
     pub async fn status(&self) -> Result<v1::StatusResponse, ClientError> {
         self.ask("Host.Status", v1::StatusRequest {}, async |channel, request| {
             HostClient::new(channel).status(request).await
@@ -278,7 +279,7 @@ impl Client {
     /// An empty call: neither side does any work but the call itself. The floor of every measurement of calls.
     ///
     /// # Errors
-    /// [`ClientError::Unreachable`], [`ClientError::Deadline`].
+    /// As [`Client::status`].
     pub async fn ping(&self) -> Result<(), ClientError> {
         const CALL: &str = "Health.Check";
         let refused = |status| self.context.error(CALL, status);

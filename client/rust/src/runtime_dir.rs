@@ -1,6 +1,7 @@
 //! Where the daemon's sockets are. The rule is the daemon's own, with the client's variable first.
 
 use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::ClientError;
@@ -28,7 +29,8 @@ impl RuntimeDir {
     /// The first folder that holds a daemon's socket, of those that this process's environment and user name.
     ///
     /// # Errors
-    /// [`ClientError::NoDaemon`] with the folders looked in.
+    /// [`ClientError::NoDaemon`] with the folders looked in; [`ClientError::NotPermitted`] with the first that this user may not
+    /// enter.
     pub fn locate() -> Result<Self, ClientError> {
         Self::locate_with(|name| std::env::var_os(name), rustix::process::geteuid().is_root())
     }
@@ -36,14 +38,23 @@ impl RuntimeDir {
     /// As [`RuntimeDir::locate`], with the environment given.
     ///
     /// # Errors
-    /// [`ClientError::NoDaemon`] with the folders looked in.
+    /// [`ClientError::NoDaemon`] with the folders looked in; [`ClientError::NotPermitted`] with the first that this user may not
+    /// enter.
     pub fn locate_with(variable: impl Fn(&str) -> Option<OsString>, is_root: bool) -> Result<Self, ClientError> {
         let looked_in = candidates(variable, is_root);
-        // try_exists errs where the folder may not be entered: that daemon is not for us, the next one may be.
-        match looked_in.iter().find(|dir| dir.join(GRPC_SOCKET).try_exists().unwrap_or(false)) {
-            Some(dir) => Ok(Self(dir.clone())),
-            None => Err(ClientError::NoDaemon { looked_in }),
+        let mut closed = None;
+        for dir in &looked_in {
+            let dir = Self(dir.clone());
+            match dir.grpc_socket().try_exists() {
+                Ok(true) => return Ok(dir),
+                // That daemon is not for us, and the next one may be.
+                Err(source) if source.kind() == io::ErrorKind::PermissionDenied && closed.is_none() => {
+                    closed = Some(ClientError::NotPermitted { path: dir.grpc_socket(), source: source.into() });
+                }
+                _ => {}
+            }
         }
+        Err(closed.unwrap_or(ClientError::NoDaemon { looked_in }))
     }
 
     /// The folder.
