@@ -162,7 +162,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     }
     let probes = Arc::new(probe_file(runtime_dir.path(), &chosen.origin, &facts.sim_profile, chosen.machine.clone()));
     probes.restore(&chosen.topology);
-    chosen.topology.note_drained(&engine.drained_gpus());
+    chosen.topology.note_drained(|| engine.drained_gpus());
     let topology = chosen.topology.clone();
     let status = status(&facts, &chosen.topology);
     let rescan = Rescan {

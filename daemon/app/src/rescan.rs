@@ -101,9 +101,21 @@ impl Rescan {
         while views.changed().await.is_ok() {
             let now = pairs();
             if now != told {
-                self.engine.update_plan(hardware::host_plan(&self.topology, &self.machine));
                 told = now;
+                self.tell_engine().await;
             }
+        }
+    }
+
+    /// Has the engine follow the plan, and the plan say which GPUs are drained: among them may be some that have come.
+    async fn tell_engine(&self) {
+        let (engine, topology, machine) = (self.engine.clone(), self.topology.clone(), self.machine.clone());
+        let tell = move || {
+            engine.update_plan(|| hardware::host_plan(&topology, &machine));
+            topology.note_drained(|| engine.drained_gpus());
+        };
+        if let Err(error) = tokio::task::spawn_blocking(tell).await {
+            warn!(%error, "the engine does not follow the plan");
         }
     }
 
@@ -127,7 +139,7 @@ impl Rescan {
         let (origin, options, machine) = (self.origin.clone(), self.options.clone(), self.machine.clone());
         match tokio::task::spawn_blocking(move || hardware::read(&origin, &options, &machine)).await {
             Ok(Ok(snapshot)) => {
-                self.apply(self.topology.update(snapshot));
+                self.apply(self.topology.update(snapshot)).await;
                 self.follow_gpu_driver().await;
                 self.follow_rdma_devices().await;
                 self.probe_again();
@@ -174,7 +186,7 @@ impl Rescan {
         drop(tokio::task::spawn_blocking(move || reprobe.follow(&topology, &engine)));
     }
 
-    fn apply(&self, change: Change) {
+    async fn apply(&self, change: Change) {
         let Change::Replanned(replan) = change else { return };
         info!(generation = self.topology.current().generation(), "the host has changed");
         for moved in &replan.moved {
@@ -183,7 +195,7 @@ impl Rescan {
         if replan.better.is_some() {
             info!("another pairing would be better than the one in force");
         }
-        self.engine.update_plan(hardware::host_plan(&self.topology, &self.machine));
+        self.tell_engine().await;
     }
 }
 
@@ -206,6 +218,10 @@ mod tests {
     }
 
     fn rescan(root: &Path) -> Rescan {
+        rescan_with(root, EngineConfig::default())
+    }
+
+    fn rescan_with(root: &Path, config: EngineConfig) -> Rescan {
         let (origin, options, machine) =
             (Origin::Captured(root.to_owned()), ReadOptions::default(), Machine::default());
         let snapshot = hardware::read(&origin, &options, &machine).expect("a tree");
@@ -217,7 +233,7 @@ mod tests {
             hcas: Vec::new(),
             plan: hardware::host_plan(&topology, &machine),
         };
-        let engine = Engine::start(EngineConfig::default(), hardware).expect("it starts");
+        let engine = Engine::start(config, hardware).expect("it starts");
         let backends = Backends::default();
         Rescan {
             origin,
@@ -312,6 +328,27 @@ mod tests {
         let plan = rescan.engine.plan();
         assert_eq!(plan.generation, 2, "the engine follows");
         assert!(plan.gpus.first().is_some_and(|gpu| !gpu.hcas.is_empty() && gpu.hcas != first));
+    }
+
+    #[tokio::test]
+    async fn gpu_that_comes_and_was_drained_before_is_drained_in_the_plan() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (whole, less, drains) = (folder.path().join("whole"), folder.path().join("less"), folder.path().join("d"));
+        let mut without = host();
+        let bdf = without.gpus.remove(0).bdf.expect("an address").to_string();
+        for (root, host) in [(&whole, &host()), (&less, &without)] {
+            std::fs::create_dir(root).expect("a folder");
+            build(host, root).expect("a tree");
+        }
+        // Without a driver a GPU goes by its address.
+        std::fs::write(&drains, format!("boot {}\n{bdf}\nend\n", gdrd_engine::boot_id())).expect("written");
+        let rescan = rescan_with(&less, EngineConfig { drains: Some(drains), ..EngineConfig::default() });
+        let drained = |rescan: &Rescan| rescan.topology.current().plan().drained();
+        assert!(drained(&rescan).is_empty());
+        let rescan = Rescan { origin: Origin::Captured(whole), ..rescan };
+        rescan.once().await;
+        let of_engine: Vec<String> = rescan.engine.drained_gpus().into_iter().map(|gpu| gpu.name).collect();
+        assert_eq!((drained(&rescan), of_engine.len()), (of_engine, 1));
     }
 
     #[tokio::test]

@@ -41,7 +41,8 @@ impl Engine {
         self.runtime().lost_gpus()
     }
 
-    /// Serves drained GPUs again, unless they are lost.
+    /// Serves drained GPUs again; one that the driver says is lost stays lost. Returns those that were drained. Blocks on
+    /// the driver.
     ///
     /// # Errors
     /// As [`Engine::drain_gpus`].

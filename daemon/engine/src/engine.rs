@@ -446,10 +446,11 @@ impl Engine {
         self.runtime().plan()
     }
 
-    /// Puts another pairing in force. Leases keep their registrations; new ones follow the new pairing.
-    pub fn update_plan(&self, plan: HostPlan) {
+    /// Puts another pairing in force. Leases keep their registrations; new ones follow the new pairing. `plan` is made when
+    /// no other can come in between, so that of two calls the later plan stays. Blocks on the driver, where a GPU comes
+    /// that is drained, or another is being drained.
+    pub fn update_plan(&self, plan: impl FnOnce() -> HostPlan) {
         self.runtime().update_plan(plan);
-        self.runtime().drain_those_that_came();
     }
 
     /// The configuration it runs with.

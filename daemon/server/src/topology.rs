@@ -182,9 +182,10 @@ impl Topology {
         self.change(|known| known.proofs.doubt(hca, reason));
     }
 
-    /// Marks the GPUs that are drained now, and no others, as the next generation if that changes any.
-    pub fn note_drained(&self, drained: &[DrainedGpu]) {
-        self.change(|known| drained.clone_into(&mut known.drained));
+    /// Marks the GPUs that are drained now, and no others, as the next generation if that changes any. `drained` is asked
+    /// when nobody else can note any: of two calls the later answer stays.
+    pub fn note_drained(&self, drained: impl FnOnce() -> Vec<DrainedGpu>) {
+        self.change(|known| known.drained = drained());
     }
 
     fn change(&self, change: impl FnOnce(&mut Known)) {

@@ -69,12 +69,13 @@ impl Host {
         let hcas = hcas.iter().map(|name| HcaState { name: Arc::clone(name), gone: None }).collect();
         let (hca_nodes, translated_hcas) = (BTreeMap::new(), BTreeSet::new());
         let mut host = Self { gpus: Vec::new(), hcas, hca_nodes, translated_hcas, gpu_memory };
-        host.update(plan);
+        host.update(plan, &BTreeMap::new());
         host
     }
 
-    /// Takes another plan: GPUs keep their index by UUID, new ones are added, none is removed.
-    pub(crate) fn update(&mut self, plan: &HostPlan) {
+    /// Takes another plan: GPUs keep their index by UUID, new ones are added, lost already where they are `unserved`; none
+    /// is removed.
+    pub(crate) fn update(&mut self, plan: &HostPlan, unserved: &BTreeMap<GpuUuid, String>) {
         self.hca_nodes.clone_from(&plan.hca_nodes);
         self.translated_hcas.clone_from(&plan.translated_hcas);
         for planned in &plan.gpus {
@@ -83,7 +84,8 @@ impl Host {
                 gpu.planned = planned.clone();
                 gpu.hcas = hcas;
             } else if self.gpus.len() < usize::from(u16::MAX) {
-                self.gpus.push(Gpu { planned: planned.clone(), hcas, has_node: false, lost: None });
+                let lost = unserved.get(&planned.uuid).cloned();
+                self.gpus.push(Gpu { planned: planned.clone(), hcas, has_node: false, lost });
             }
         }
     }
@@ -117,9 +119,10 @@ impl Host {
         self.hcas.get(usize::from(index.0))
     }
 
-    pub(crate) fn gpu_healthy(&mut self, index: GpuIndex) {
+    /// Why a GPU cannot be used, or that it can.
+    pub(crate) fn set_lost(&mut self, index: GpuIndex, lost: Option<String>) {
         if let Some(gpu) = self.gpu_mut(index) {
-            gpu.lost = None;
+            gpu.lost = lost;
         }
     }
 

@@ -1,10 +1,10 @@
 //! What the state machine is told.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gdrd_hal::Endpoint;
+use gdrd_hal::{Endpoint, GpuUuid};
 use serde::{Deserialize, Serialize};
 
 use super::adopted::NewMemory;
@@ -197,6 +197,8 @@ pub(crate) enum Input {
     GpuLost { gpu: GpuIndex, message: String },
     /// A GPU can be used again.
     GpuHealthy { gpu: GpuIndex },
+    /// An administrator has it served again; why it cannot be, where it was lost meanwhile.
+    GpuResumed { gpu: GpuIndex, lost: Option<String> },
     /// These GPUs have a device node, and no others.
     GpuNodes { with_node: BTreeSet<GpuIndex> },
     /// An HCA was lost.
@@ -205,8 +207,8 @@ pub(crate) enum Input {
     HcaFound { name: Arc<str> },
     /// A port lost its link.
     PortDown { hca: HcaIndex, port_num: u8 },
-    /// Another pairing.
-    Plan { plan: HostPlan },
+    /// Another pairing. Of GPUs that come with it, these are not served, and why.
+    Plan { plan: HostPlan, unserved: BTreeMap<GpuUuid, String> },
     /// Whether anyone watches leases.
     Watched { watched: bool },
     /// Takes up what an earlier daemon left. The first input, if it comes at all.

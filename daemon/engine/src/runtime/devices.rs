@@ -162,6 +162,7 @@ impl Runtime {
 
     /// Asks the GPU driver again. Blocks on it.
     pub(crate) fn refresh_gpus(self: &Arc<Self>) {
+        let _turn = self.drain_turn();
         let facts = facts_of(self.gpu_facts.as_deref());
         // Nothing told is nothing known.
         if !facts.is_empty() {

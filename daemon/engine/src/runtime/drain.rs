@@ -1,17 +1,20 @@
 //! Draining GPUs: an administrator has the daemon let go of them.
 //!
 //! To the state machine a drained GPU is a lost one, with another reason. The set of drained ones (`drains`) is kept beside it,
-//! so that a healthy answer of the driver does not resume them, nor another daemon.
+//! so that a healthy answer of the driver does not resume them, nor another daemon. Whoever changes the set, or tells the
+//! state machine of GPUs by it, does so in a turn of its own (`draining`): else one could undo half of what another does.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, MutexGuard};
 
-use gdrd_hal::GpuUuid;
+use gdrd_hal::{GpuHealth, GpuUuid};
 
-use super::Runtime;
-use crate::core::{GpuIndex, Host, Input, Seen};
+use super::devices::facts_of;
+use super::{Runtime, lock};
+use crate::core::{GpuIndex, Host, Input};
 use crate::drain::DrainedGpu;
 use crate::error::EngineError;
+use crate::plan::HostPlan;
 use crate::session::Viewer;
 
 /// Why a GPU is not served.
@@ -21,7 +24,8 @@ fn reason(gpu: &GpuUuid) -> String {
 
 impl Runtime {
     pub(crate) fn drain_gpus(self: &Arc<Self>, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
-        let named = self.named_by_admin(viewer, gpu)?;
+        let _turn = self.turn_of_admin(viewer)?;
+        let named = self.named(gpu)?;
         // Written down before anything is done: the daemon may die in between.
         self.drains.insert(named.iter().map(|(_, uuid)| uuid.clone()));
         let kept = self.drains.keep();
@@ -35,7 +39,8 @@ impl Runtime {
     }
 
     pub(crate) fn resume_gpus(self: &Arc<Self>, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
-        let named = self.named_by_admin(viewer, gpu)?;
+        let _turn = self.turn_of_admin(viewer)?;
+        let named = self.named(gpu)?;
         let mut resumed = Vec::new();
         if gpu.is_empty() {
             // Those that are not there now too.
@@ -49,12 +54,16 @@ impl Runtime {
             if let Some(Err(error)) = self.gpu_memory.as_ref().map(|memory| memory.resume(&uuid)) {
                 tracing::warn!(%error, "a drained gpu has no backend");
             }
-            self.input(Input::GpuHealthy { gpu: index });
-            tracing::info!(gpu = %uuid, "resumed");
-            resumed.push(uuid);
+            resumed.push((index, uuid));
+        }
+        let mut lost = self.lost_by_driver();
+        for (gpu, uuid) in &resumed {
+            let lost = lost.remove(uuid);
+            tracing::info!(gpu = %uuid, lost, "resumed");
+            self.input(Input::GpuResumed { gpu: *gpu, lost });
         }
         self.drains.keep()?;
-        Ok(resumed)
+        Ok(resumed.into_iter().map(|(_, uuid)| uuid).collect())
     }
 
     /// Which are drained of those that the host has.
@@ -82,22 +91,33 @@ impl Runtime {
         }
     }
 
-    /// A GPU that has come may have been drained before it went.
-    pub(crate) fn drain_those_that_came(self: &Arc<Self>) {
-        let drained = self.drains.all();
-        if drained.is_empty() {
-            return;
+    /// GPUs that come with the plan may have been drained before: they are not served for a moment.
+    pub(crate) fn update_plan(self: &Arc<Self>, plan: impl FnOnce() -> HostPlan) {
+        let _turn = self.drain_turn();
+        let plan = plan();
+        *lock(&self.plan) = Arc::new(plan.clone());
+        let known = self.drained_gpus();
+        let unserved: BTreeMap<_, _> =
+            self.drains.all().into_iter().map(|uuid| (uuid.clone(), reason(&uuid))).collect();
+        self.input(Input::Plan { plan, unserved });
+        for came in self.drained_gpus().iter().filter(|gpu| !known.iter().any(|known| known.uuid == gpu.uuid)) {
+            self.let_go_of(&came.uuid);
         }
-        let came: Vec<(GpuIndex, GpuUuid)> = {
-            let state = self.state();
-            let host = state.core.host();
-            let drained = drained.into_iter().filter_map(|uuid| Some((host.gpu_by_uuid(&uuid)?, uuid)));
-            drained.filter(|(index, _)| host.gpu(*index).is_some_and(|gpu| gpu.lost.is_none())).collect()
-        };
-        for (gpu, uuid) in came {
-            self.input(Input::GpuLost { gpu, message: reason(&uuid) });
-            self.let_go_of(&uuid);
-        }
+    }
+
+    /// Held by who changes what is drained, or tells the state machine of GPUs by it.
+    pub(super) fn drain_turn(&self) -> MutexGuard<'_, ()> {
+        lock(&self.draining)
+    }
+
+    /// Those that the driver says are lost, and why.
+    fn lost_by_driver(&self) -> BTreeMap<GpuUuid, String> {
+        let facts = facts_of(self.gpu_facts.as_deref()).into_iter();
+        let lost = facts.filter_map(|fact| match fact.health {
+            GpuHealth::Lost(why) => Some((fact.uuid, why)),
+            _ => None,
+        });
+        lost.collect()
     }
 
     fn let_go_of(&self, uuid: &GpuUuid) {
@@ -106,13 +126,16 @@ impl Runtime {
         }
     }
 
-    fn named_by_admin(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<(GpuIndex, GpuUuid)>, EngineError> {
+    fn turn_of_admin(&self, viewer: &Viewer) -> Result<MutexGuard<'_, ()>, EngineError> {
+        // Nobody else may wait for a turn.
+        self.require_admin(viewer, "drain")?;
+        Ok(self.drain_turn())
+    }
+
+    fn named(&self, gpu: &str) -> Result<Vec<(GpuIndex, GpuUuid)>, EngineError> {
         let state = self.state();
         if state.stopping {
             return Err(EngineError::ShuttingDown);
-        }
-        if !matches!(self.seen(&state.core, viewer)?, Seen::All) {
-            return Err(EngineError::NotAdmin { what: "drain" });
         }
         let host = state.core.host();
         let named = |index: GpuIndex| host.gpu(index).map(|gpu| (index, gpu.planned.uuid.clone()));
@@ -126,6 +149,6 @@ impl Runtime {
 /// Notes in a host which GPUs are drained, before anything else is done with it.
 pub(super) fn note_drained(drained: &BTreeSet<GpuUuid>, host: &mut Host) {
     for gpu in host.gpus.iter_mut().filter(|gpu| drained.contains(&gpu.planned.uuid)) {
-        gpu.lost = Some(reason(&gpu.planned.uuid));
+        gpu.lost.get_or_insert_with(|| reason(&gpu.planned.uuid));
     }
 }

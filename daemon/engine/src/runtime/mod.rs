@@ -5,7 +5,7 @@
 //! that no two threads can swap the order of a publish and a retire; everything else happens after it.
 //! What may block on a driver runs on the executor's threads, and comes back as an input.
 //!
-//! Lock order: the state machine, then tables and sessions; none is held across a driver call.
+//! Lock order: `draining`, the state machine, then tables and sessions; only the first is held across a driver call.
 //!
 //! Must not know: why anything is decided. It never looks at a lease to choose what to do.
 
@@ -83,6 +83,9 @@ pub(crate) struct Runtime {
     gpu_memory: Option<Arc<dyn GpuMemory>>,
     gpu_facts: Option<Arc<dyn GpuFacts>>,
     drains: Drains,
+    /// Held while what is drained and what the state machine takes for lost are brought together. Taken before all others,
+    /// and held across driver calls.
+    draining: Mutex<()>,
     hcas: Hcas,
     /// Held by whoever probes.
     probing: Mutex<()>,
@@ -148,6 +151,7 @@ impl Runtime {
             gpu_memory: hardware.gpu_memory,
             gpu_facts: hardware.gpu_facts,
             drains,
+            draining: Mutex::default(),
             hcas: Hcas::new(hardware.hcas),
             probing: Mutex::default(),
             nodes: Mutex::new(nodes),

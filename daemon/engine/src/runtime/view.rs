@@ -169,9 +169,4 @@ impl Runtime {
     pub(crate) fn plan(&self) -> Arc<HostPlan> {
         Arc::clone(&lock(&self.plan))
     }
-
-    pub(crate) fn update_plan(self: &Arc<Self>, plan: HostPlan) {
-        *lock(&self.plan) = Arc::new(plan.clone());
-        self.input(Input::Plan { plan });
-    }
 }

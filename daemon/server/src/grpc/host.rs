@@ -108,7 +108,7 @@ impl host_server::Host for Host {
         let (engine, topology) = (self.engine.clone(), self.topology.clone());
         let call = move || {
             let done = if resume { engine.resume_gpus(&viewer, &gpu) } else { engine.drain_gpus(&viewer, &gpu) };
-            topology.note_drained(&engine.drained_gpus());
+            topology.note_drained(|| engine.drained_gpus());
             done
         };
         // It waits for the end of the driver's processes.

@@ -1,5 +1,7 @@
 //! Acquires: cold, warm, waiting, refused.
 
+use std::collections::BTreeMap;
+
 use super::rig::{MIB, Rig, config, failure, on_hca, request};
 use crate::core::{Effect, FailureKind, Input, Job};
 use crate::policy::Quota;
@@ -239,7 +241,7 @@ fn registration_follows_the_plan_in_force() {
     let session = rig.session(1);
     let mut plan = super::rig::plan();
     plan.gpus[0].hcas = vec!["mlx5_2".to_owned(), "without_backend".to_owned()];
-    rig.apply(Input::Plan { plan });
+    rig.apply(Input::Plan { plan, unserved: BTreeMap::new() });
     let grant = rig.acquire(session);
     assert_eq!(grant.info.registrations.iter().map(|r| &*r.hca).collect::<Vec<_>>(), ["mlx5_2"]);
 }
@@ -250,7 +252,7 @@ fn a_gpu_without_an_hca_that_is_served_is_refused_with_the_reason() {
     let session = rig.session(1);
     let mut plan = super::rig::plan();
     plan.gpus[0].hcas.clear();
-    rig.apply(Input::Plan { plan });
+    rig.apply(Input::Plan { plan, unserved: BTreeMap::new() });
     let call = rig.ask(session, request("GPU0", MIB));
     let refused = rig.refused(call);
     assert_eq!(refused.reason(), "HARDWARE_ABSENT");
