@@ -5,7 +5,7 @@ use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::gdr::GdrState;
 use gdrd_topology::level::Level;
 use gdrd_topology::model::Snapshot;
-use gdrd_topology::place::{PlaceRequest, Placement, place};
+use gdrd_topology::place::{PlaceRequest, Placement, place, planned};
 use gdrd_topology::plan::{PlanOptions, plan};
 use gdrd_topology::profile;
 
@@ -26,6 +26,22 @@ fn a_host_without_drives_says_where_drives_are_listed() {
         let refused = advise_path(&snapshot, &plan, "GPU0", &Destination::Drive(wanted)).unwrap_err().to_string();
         assert!(refused.contains("no drive") && refused.contains("class/nvme"), "{refused}");
     }
+}
+
+#[test]
+fn a_gpu_gets_the_nic_that_the_plan_gives_it_among_those_as_near_unless_it_is_taken() {
+    let plan = plan(&dgx(), &PlanOptions::default());
+    let request = PlaceRequest { max_sets: 64, planned: planned(&plan), ..PlaceRequest::default() };
+    let answer = placed(&dgx(), request.clone());
+    assert_eq!(answer.sets.len(), 8);
+    for set in &answer.sets {
+        let gpu = plan.gpus.iter().find(|gpu| gpu.name == set.gpus[0]).expect("it is in the plan");
+        assert_eq!(set.nics, gpu.assigned[..1], "{}", gpu.name);
+    }
+    let busy_nics = vec![plan.gpus[0].assigned[0].clone()];
+    let answer = placed(&dgx(), PlaceRequest { busy_nics: busy_nics.clone(), ..request });
+    let of_first = answer.sets.iter().find(|set| set.gpus == ["GPU0"]).expect("it has another near NIC");
+    assert_ne!(of_first.nics, busy_nics);
 }
 
 #[test]

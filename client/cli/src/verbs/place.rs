@@ -3,7 +3,7 @@
 use gdrd_client::v1;
 use gdrd_topology::TopologyError;
 use gdrd_topology::model::Snapshot;
-use gdrd_topology::place::{PlaceRequest, default_nics, place};
+use gdrd_topology::place::{PlaceRequest, default_nics, place, planned};
 use gdrd_topology::plan::{PlanOptions, plan};
 use serde::Serialize;
 use serde_json::json;
@@ -64,15 +64,16 @@ fn own(snapshot: &Snapshot, options: &Place) -> Result<View, TopologyError> {
     let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
     let plan_options = PlanOptions::default();
     let gpus = count(options.gpus);
-    let one_a_gpu = || default_nics(&plan(snapshot, &plan_options), gpus);
+    let plan = plan(snapshot, &plan_options);
     let request = PlaceRequest {
         gpus,
-        nics: options.nics.map_or_else(one_a_gpu, count),
+        nics: options.nics.map_or_else(|| default_nics(&plan, gpus), count),
         busy_gpus: options.exclude.clone(),
         // Only a daemon has drained any.
         drained_gpus: Vec::new(),
         lost_gpus: Vec::new(),
         busy_nics: options.exclude_nics.clone(),
+        planned: planned(&plan),
         nvlink: options.nvlink,
         same_switch: options.same_switch,
         same_numa: options.same_numa,

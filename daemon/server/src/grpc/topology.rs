@@ -8,7 +8,7 @@ use gdrd_engine::Engine;
 use gdrd_proto::v1::{self, topology_server};
 use gdrd_topology::TopologyError;
 use gdrd_topology::advise::{Destination, advise_path};
-use gdrd_topology::place::{PlaceRequest, PlaceSet, default_nics, place};
+use gdrd_topology::place::{PlaceRequest, PlaceSet, default_nics, place, planned};
 use gdrd_topology::plan::contract::{GpuPlan, NicPlan, PairPlan, Plan};
 use gdrd_topology::plan::explain;
 use serde::Serialize;
@@ -149,6 +149,7 @@ fn place_request(request: v1::PlaceRequest, plan: &Plan) -> Result<PlaceRequest,
         busy_gpus: request.exclude_gpus,
         drained_gpus: plan.drained(),
         busy_nics: request.exclude_nics,
+        planned: planned(plan),
         nvlink: request.nvlink,
         same_switch: request.same_switch,
         same_numa: request.same_numa,

@@ -5,6 +5,8 @@
 mod choose;
 mod score;
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::TopologyError;
@@ -39,6 +41,9 @@ pub struct PlaceRequest {
     pub lost_gpus: Vec<String>,
     /// NICs that are taken, by name or address.
     pub busy_nics: Vec<String>,
+    /// NICs that the plan gives each GPU, by name: proposed before others that are as near.
+    #[serde(default)]
+    pub planned: BTreeMap<String, Vec<String>>,
     /// Every two GPUs must be joined by NVLink.
     pub nvlink: bool,
     /// All must hang below one switch.
@@ -58,6 +63,7 @@ impl Default for PlaceRequest {
             drained_gpus: Vec::new(),
             lost_gpus: Vec::new(),
             busy_nics: Vec::new(),
+            planned: BTreeMap::new(),
             nvlink: false,
             same_switch: false,
             same_numa: false,
@@ -94,6 +100,12 @@ pub fn default_nics(plan: &Plan, gpus: usize) -> usize {
     plan.nics.iter().filter(|nic| !nic.gpus.is_empty()).count().min(gpus)
 }
 
+/// What a plan gives each GPU, for [`PlaceRequest::planned`].
+#[must_use]
+pub fn planned(plan: &Plan) -> BTreeMap<String, Vec<String>> {
+    plan.gpus.iter().map(|gpu| (gpu.name.clone(), gpu.assigned.clone())).collect()
+}
+
 /// Finds sets of free GPUs and NICs for a request. NICs that are never assigned automatically (ports down,
 /// bond slaves, …) are never placed either.
 ///
@@ -107,7 +119,7 @@ pub fn place(snapshot: &Snapshot, options: &PlanOptions, request: &PlaceRequest)
     if let Some(reason) = shortage(host, request, gpus.len(), nics.len()) {
         return Ok(Placement { sets: Vec::new(), reason: Some(reason) });
     }
-    let scorer = Scorer::new(host, &gpus, &nics);
+    let scorer = Scorer::new(host, &gpus, &nics, &request.planned);
     let sets = candidate_sets(&scorer, request.gpus);
     let exact = scorer.may_be_exact(sets.len(), request.gpus, request.nics);
     let scored = sets.iter().filter_map(|set| scorer.score(set, request, exact));

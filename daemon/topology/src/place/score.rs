@@ -1,5 +1,7 @@
 //! How well a set of GPUs and NICs hangs together.
 
+use std::collections::BTreeMap;
+
 use pathfinding::prelude::{Matrix, kuhn_munkres_min};
 
 use crate::level::Level;
@@ -28,6 +30,8 @@ pub(super) struct Scorer<'a> {
     nics: Vec<HcaId>,
     gpu_levels: Vec<Vec<Option<Level>>>,
     nic_levels: Vec<Vec<Option<Level>>>,
+    /// Of each GPU, the NICs that the plan gives it.
+    planned: Vec<Vec<usize>>,
 }
 
 /// Steps from near to far, 0 to [`FARTHEST`].
@@ -61,13 +65,19 @@ fn pair_cost(level: Option<Level>) -> f64 {
 }
 
 impl<'a> Scorer<'a> {
-    pub(super) fn new(host: &'a Host, gpus: &[GpuId], nics: &[HcaId]) -> Self {
+    pub(super) fn new(host: &'a Host, gpus: &[GpuId], nics: &[HcaId], planned: &BTreeMap<String, Vec<String>>) -> Self {
         let to_gpus = |a: &GpuId| gpus.iter().map(|b| host.gpu_level(*a, *b)).collect();
         let ways = Ways::of(host);
         let level = |gpu: GpuId, nic: HcaId| ways.pair(gpu, nic).and_then(|pair| pair.level());
         let to_nics = |gpu: &GpuId| nics.iter().map(|nic| level(*gpu, *nic)).collect();
+        let place_of = |name: &String| nics.iter().position(|nic| host.hca(*nic).is_some_and(|hca| hca.name == *name));
+        let planned = |gpu: &GpuId| {
+            let names = host.gpu(*gpu).and_then(|gpu| planned.get(&gpu.name));
+            names.into_iter().flatten().filter_map(place_of).collect()
+        };
         Self {
             host,
+            planned: gpus.iter().map(planned).collect(),
             gpu_levels: gpus.iter().map(to_gpus).collect(),
             nic_levels: gpus.iter().map(to_nics).collect(),
             gpus: gpus.to_vec(),
@@ -151,10 +161,15 @@ impl<'a> Scorer<'a> {
         chosen
     }
 
-    /// Distance first, then the place in PCI order, so that the answer is one.
+    /// Distance first, then what the plan says, then the place in PCI order, so that the answer is one.
     fn nic_cost(&self, gpu: usize, nic: usize) -> i64 {
         let far = steps(self.nic_level(gpu, nic));
-        i64::from(far) * (1 << 32) + i64::try_from(nic).unwrap_or(i64::MAX >> 32)
+        let unplanned = i64::from(!self.is_planned(gpu, nic)) << 24;
+        (i64::from(far) << 40) + unplanned + i64::try_from(nic).unwrap_or(i64::MAX >> 40)
+    }
+
+    fn is_planned(&self, gpu: usize, nic: usize) -> bool {
+        self.planned.get(gpu).is_some_and(|nics| nics.contains(&nic))
     }
 
     /// One NIC for each turn of a GPU, least distance together.
@@ -177,7 +192,8 @@ impl<'a> Scorer<'a> {
         let open = (0..self.nics.len()).filter(|nic| !chosen.contains(nic));
         open.min_by_key(|nic| {
             let left: u32 = now.iter().map(|(gpu, now)| far(*gpu, *nic).min(*now)).sum();
-            (left, now.iter().map(|(gpu, _)| far(*gpu, *nic)).min(), *nic)
+            let planned = set.iter().any(|gpu| self.is_planned(*gpu, *nic));
+            (left, now.iter().map(|(gpu, _)| far(*gpu, *nic)).min(), !planned, *nic)
         })
     }
 
