@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
+use futures_util::stream::unfold;
 use futures_util::{Stream, StreamExt};
 use gdrd_engine::{Engine, Generation, LeaseEvent, LeaseEventKind, LeaseGrant, LeaseId, SessionId};
 use gdrd_proto::v1::{self, buffers_server, lease_event};
@@ -89,7 +90,7 @@ impl buffers_server::Buffers for Buffers {
         let viewer = caller::viewer(&self.engine, &request)?;
         let events = self.engine.watch_leases(&viewer).map_err(|refusal| of_engine(&refusal))?;
         let stop = self.stop.clone().cancelled_owned();
-        Ok(Response::new(Box::pin(events.map(|event| Ok(lease_event(event))).take_until(stop))))
+        Ok(Response::new(Box::pin(told(events).map(Ok).take_until(stop))))
     }
 }
 
@@ -99,6 +100,16 @@ fn keyless(mut lease: v1::Lease) -> v1::Lease {
         registration.rkey = 0;
     }
     lease
+}
+
+/// Events in their wire form. A resync is the last one, wherever it comes from.
+fn told(events: impl Stream<Item = LeaseEvent> + Unpin) -> impl Stream<Item = v1::LeaseEvent> {
+    unfold(Some(events), async |events| {
+        let mut events = events?;
+        let event = lease_event(events.next().await?);
+        let is_last = matches!(event.event, Some(lease_event::Event::Resync(_)));
+        Some((event, (!is_last).then_some(events)))
+    })
 }
 
 fn lease_event(event: LeaseEvent) -> v1::LeaseEvent {
@@ -120,8 +131,25 @@ fn lease_event(event: LeaseEvent) -> v1::LeaseEvent {
         LeaseEventKind::NicDown { hca, port_num } => {
             Event::NicDown(v1::NicDown { hca: hca.to_string(), port_num: u32::from(port_num) })
         }
+        LeaseEventKind::Resync => Event::Resync(v1::Resync {}),
         // An event that this wire has no word for is one the client misses.
         _ => Event::Resync(v1::Resync {}),
     };
     v1::LeaseEvent { sequence: event.sequence, event: Some(wire) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_watch_ends_with_its_resync() {
+        let kinds = [LeaseEventKind::Synced, LeaseEventKind::Resync, LeaseEventKind::Synced];
+        let events = kinds.into_iter().zip(1..).map(|(kind, sequence)| LeaseEvent { sequence, kind });
+        // More may come, and nothing needs to for the end to be seen.
+        let events = futures_util::stream::iter(events).chain(futures_util::stream::pending());
+        let told: Vec<_> = told(events).map(|event| event.event).collect().await;
+        let wanted = [lease_event::Event::Synced(v1::Synced {}), lease_event::Event::Resync(v1::Resync {})];
+        assert_eq!(told, wanted.map(Some));
+    }
 }
