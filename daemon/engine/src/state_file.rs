@@ -49,7 +49,7 @@ pub fn replace_state_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     write_new(new.as_ref(), bytes)?;
-    fs::rename(new, path)
+    fs::rename(&new, path).inspect_err(|_| remove(new.as_ref()))
 }
 
 /// A file of its own. What an earlier daemon left half written is replaced, not written into.
@@ -59,8 +59,14 @@ pub(crate) fn write_new(path: &Path, bytes: &[u8]) -> io::Result<File> {
         _ => {}
     }
     let mut file = OpenOptions::new().append(true).create_new(true).mode(MODE).open(path)?;
-    file.write_all(bytes)?;
+    // What is left of it would take the room that there is not.
+    file.write_all(bytes).inspect_err(|_| remove(path))?;
     Ok(file)
+}
+
+/// Tidies up after an error, which says all that a second one could.
+fn remove(path: &Path) {
+    let _ = fs::remove_file(path);
 }
 
 #[cfg(test)]
