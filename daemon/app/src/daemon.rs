@@ -67,7 +67,7 @@ pub(crate) fn leaves_all(served: &anyhow::Result<Ended>, keeps: bool) -> bool {
 pub(crate) async fn serve(
     server: Server,
     stop: CancellationToken,
-    (rescan, guard): (Rescan, &mut SocketsGuard),
+    (rescan, guard): (Rescan, &SocketsGuard),
     status: &str,
 ) -> anyhow::Result<Ended> {
     let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;

@@ -131,7 +131,8 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let folder = runtime_dir::locate(arguments.runtime_dir.clone(), |name| std::env::var_os(name), is_root);
     let folder = folder.map_err(of_runtime_dir)?;
     let chosen = hardware::choose(arguments, config)?;
-    let runtime_dir = RuntimeDir::claim(folder).map_err(of_runtime_dir)?;
+    // The folder stays taken until the end: the engine works on files in it as long as it gives back.
+    let runtime_dir = Arc::new(RuntimeDir::claim(folder).map_err(of_runtime_dir)?);
     let descriptors = raise_descriptor_limit();
 
     let store = find_store()?;
@@ -145,7 +146,7 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
         false => Vec::new(),
     };
     // Before anything of an earlier daemon is taken up: what cannot start leaves that to the next try.
-    let listening = activated.complete(runtime_dir.path())?;
+    let listening = activated.complete(&runtime_dir)?;
     let runtime = daemon::runtime()?;
     let options = config.topology.read_options()?;
     let is_simulated = !chosen.sim_profile.is_empty() || chosen.machine.has_sim_hcas();
@@ -179,12 +180,12 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let server =
         ServerConfig { engine: engine.clone(), topology: chosen.topology, facts, limits: config.server(), resumed };
 
-    let mut guard = SocketsGuard::new(runtime_dir, listening.made);
+    let mut guard = SocketsGuard::new(listening.made, &[JOURNAL_NAME, DRAINS_NAME]);
     let served = runtime.block_on(async {
         let stop = CancellationToken::new();
         let server = Server::new(listening.sockets, server, stop.clone())?;
         guard.serve(server.rebinding(), engine.clone());
-        daemon::serve(server, stop, (rescan, &mut guard), &status).await
+        daemon::serve(server, stop, (rescan, &guard), &status).await
     });
     probes.save(&topology);
     if daemon::leaves_all(&served, engine.keeps()) {

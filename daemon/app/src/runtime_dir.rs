@@ -80,7 +80,7 @@ impl RuntimeDirError {
     }
 }
 
-/// A runtime folder that is this daemon's while this value lives.
+/// A runtime folder that is this daemon's while this value lives: until all that works on its files has ended.
 #[derive(Debug)]
 pub(crate) struct RuntimeDir {
     path: PathBuf,
@@ -106,13 +106,22 @@ impl RuntimeDir {
     /// As [`RuntimeDir::claim`]; then another daemon may have it.
     pub(crate) fn renew(&self) -> Result<bool, RuntimeDirError> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let ours = lock.metadata().map(|ours| (ours.dev(), ours.ino())).ok();
-        let there = fs::metadata(self.path.join(LOCK_NAME)).map(|there| (there.dev(), there.ino())).ok();
-        if ours.is_some() && ours == there {
+        if self.has(&lock) {
             return Ok(false);
         }
         *lock = locked(&self.path)?;
         Ok(true)
+    }
+
+    /// Whether the lock in the folder is still this one.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.has(&self.lock.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn has(&self, lock: &File) -> bool {
+        let ours = lock.metadata().map(|ours| (ours.dev(), ours.ino())).ok();
+        let there = fs::metadata(self.path.join(LOCK_NAME)).map(|there| (there.dev(), there.ino())).ok();
+        ours.is_some() && ours == there
     }
 
     /// The folder.

@@ -99,6 +99,23 @@ fn what_is_deleted_from_the_runtime_folder_is_made_again_and_the_folder_stays_ta
 }
 
 #[test]
+fn folder_that_cannot_be_made_again_at_once_is_made_when_it_can() {
+    let stage = Stage::new();
+    let (parent, gone) = (stage.path("parent"), stage.path("gone"));
+    std::fs::create_dir(&parent).expect("a folder");
+    let mut command = stage.bare_command(&["--sim", "dgx-a100"]);
+    command.arg("--runtime-dir").arg(parent.join("run"));
+    let _daemon = stage.start(command);
+    std::fs::rename(&parent, &gone).expect("it is ours");
+    // The watch is on the folder, which has not moved in its parent.
+    std::fs::rename(gone.join("run"), gone.join("moved")).expect("it is ours");
+    until("the daemon to say so", || stage.log().contains("looked at again in 1s"));
+    std::fs::create_dir(&parent).expect("the name is free");
+    let accepts = || std::os::unix::net::UnixStream::connect(parent.join("run").join("gdrd.sock")).is_ok();
+    until("the sockets to be there", || parent.join("run").join("session.sock").exists() && accepts());
+}
+
+#[test]
 fn wrong_configuration_is_a_usage_error_before_any_effect() {
     let stage = Stage::new();
     let path = stage.path("gdrd.toml");

@@ -109,8 +109,12 @@ impl Engine {
     }
 
     /// Writes the files for the next daemon anew, as far as somebody has deleted them: the journal, and which GPUs are drained.
-    pub fn restore_files(&self) {
-        self.runtime().restore_files();
+    /// Blocks on the file system. A journal that cannot be written is begun anew later, by itself.
+    ///
+    /// # Errors
+    /// `NotKept`, where the drains cannot be written.
+    pub fn restore_files(&self) -> Result<(), EngineError> {
+        self.runtime().restore_files()
     }
 
     /// Has the socket of a session just opened kept for the next daemon. Returns once it is; blocks on the keeper. Does

@@ -82,12 +82,12 @@ impl Drains {
     }
 
     /// Writes the file anew where somebody has deleted it.
-    pub(super) fn restore(&self) {
+    ///
+    /// # Errors
+    /// `NotKept`, where it cannot be written.
+    pub(super) fn restore(&self) -> Result<(), EngineError> {
         let missing = |path: &PathBuf| path.try_exists().is_ok_and(|exists| !exists);
-        if self.file.as_ref().is_some_and(missing) && !self.lock().is_empty() {
-            // Said in the log where it cannot be.
-            let _ = self.keep();
-        }
+        if self.file.as_ref().is_some_and(missing) && !self.lock().is_empty() { self.keep() } else { Ok(()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<GpuUuid>> {
@@ -133,7 +133,7 @@ mod tests {
         first.keep().unwrap();
         assert_eq!(read().all(), BTreeSet::from([uuid("GPU-b")]));
         std::fs::remove_file(&path).unwrap();
-        first.restore();
+        first.restore().unwrap();
         assert_eq!(read().all(), BTreeSet::from([uuid("GPU-b")]), "it was deleted, and written anew");
         let second = read();
         assert!(second.remove(&uuid("GPU-b")));

@@ -84,15 +84,15 @@ impl Runtime {
     }
 
     /// Writes anew what somebody has deleted of the files for the next daemon.
-    pub(crate) fn restore_files(&self) {
-        let state = self.state();
-        if let Some(keeping) = &self.keeping
-            && let Some(journal) = lock(&keeping.journal).as_mut().filter(|journal| journal.is_missing())
-        {
-            tracing::warn!("the journal was gone, and is written anew");
-            journal.rewrite(&state.core.records());
+    pub(crate) fn restore_files(&self) -> Result<(), EngineError> {
+        if let Some(keeping) = &self.keeping {
+            let state = self.state();
+            if let Some(journal) = lock(&keeping.journal).as_mut().filter(|journal| journal.is_missing()) {
+                tracing::warn!("the journal was gone, and is written anew");
+                journal.rewrite(&state.core.records());
+            }
         }
-        self.drains.restore();
+        self.drains.restore()
     }
 
     pub(super) fn unkeep(self: &Arc<Self>, name: Name) {
