@@ -9,7 +9,7 @@ use common::{Answer, answers, assert_plan_keeps_the_rules, by_level, case_text, 
 use gdrd_topology::assemble::{ReadOptions, assemble};
 use gdrd_topology::export::{env, mooncake_matrix};
 use gdrd_topology::level::Level;
-use gdrd_topology::model::{GpuId, Host, NumaId, NvLinkKind, Snapshot};
+use gdrd_topology::model::{GpuId, HcaId, Host, NumaId, NvLinkKind, Snapshot};
 use gdrd_topology::place::{PlaceRequest, place};
 use gdrd_topology::plan::{PlanOptions, plan};
 use gdrd_topology::source::{Source, SourceKind};
@@ -335,6 +335,26 @@ fn a_matrix_is_found_behind_prefixes() {
         assert_eq!(read(&prefixed(&whole)), right, "{prefix}");
         assert_eq!(read(&prefixed(short)), short_right, "{prefix}");
     }
+}
+
+#[test]
+fn a_mistyped_cell_is_named_and_costs_its_own_level_alone() {
+    let text = |cell: &str| {
+        format!(
+            "\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\n\
+             GPU0\t X \tNV12\t{cell}\tSYS\t0-63\t1\nGPU1\tNV12\t X \tSYS\tPIX\t0-63\t1\n"
+        )
+    };
+    for cell in ["P1X", "NV99999999999"] {
+        let host = read(&text(cell));
+        let levels: Vec<_> = (0..2).map(|nic| host.gpu_hca_level(GpuId(0), HcaId(nic))).collect();
+        assert_eq!(levels, [None, Some(Level::Sys)], "{cell}");
+        assert_eq!(host.gpus[0].numa, Some(NumaId(1)));
+        let told = format!("row GPU0, column NIC0: '{cell}' is no level, unknown");
+        assert!(host.warnings.iter().any(|warning| warning.contains(&told)), "{:?}", host.warnings);
+    }
+    let cut = read("\tGPU0\tNIC0\tCPU Affinity\nGPU0\t X \tP1X\t0-63\n");
+    assert!(cut.warnings.iter().any(|warning| warning.contains("then comes 'P1X'")), "{:?}", cut.warnings);
 }
 
 /// NVLink joins all GPUs of such a host: which of them a PCIe switch joins too, their NICs tell.

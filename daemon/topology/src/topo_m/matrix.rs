@@ -66,6 +66,8 @@ struct Speakers {
     others: BTreeSet<String>,
 }
 
+/// Longest piece of a word that a warning repeats, characters.
+const MAX_SHOWN: usize = 32;
 /// Most other hosts that a warning names.
 const MAX_SPEAKERS: usize = 4;
 
@@ -268,7 +270,13 @@ impl Matrix {
             }
             if raw.levels.len() < self.columns.len() {
                 let (has, of) = (raw.levels.len(), self.columns.len());
-                self.warnings.push(format!("row {}: has {has} of {of} levels, the rest is unknown", raw.name));
+                let then = raw.rest.split_whitespace().next().map(|word| format!("; then comes '{}'", shown(word)));
+                let then = then.unwrap_or_default();
+                self.warnings.push(format!("row {}: has {has} of {of} levels, the rest is unknown{then}", raw.name));
+            }
+            for (word, at) in raw.levels.iter().zip(&self.columns).filter(|(word, _)| !is_cell(word)) {
+                let word = shown(word);
+                self.warnings.push(format!("row {}, column {}: '{word}' is no level, unknown", raw.name, at.name));
             }
             let levels: Vec<Option<Level>> = raw.levels.iter().map(|word| level(word)).collect();
             if levels.get(column).copied().flatten().is_some_and(|level| level != Level::Same) {
@@ -368,8 +376,12 @@ fn raw_row(line: &str) -> Option<RawRow> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let at = words.iter().position(|word| !is_prefix(word))?;
     let name = words.get(at).filter(|name| is_device(name))?;
-    let levels: Vec<String> =
-        words.iter().skip(at + 1).take_while(|word| is_cell(word)).map(|word| (*word).to_owned()).collect();
+    let cells = words.get(at + 1..).unwrap_or_default();
+    // A word among levels is a mistyped one; only rows have an X.
+    let has_x = cells.contains(&"X");
+    let is_mistyped = |place: usize| has_x && cells.get(place + 1).is_some_and(|next| level(next).is_some());
+    let levels = cells.iter().enumerate().take_while(|(place, word)| is_cell(word) || is_mistyped(*place));
+    let levels: Vec<String> = levels.map(|(_, word)| (*word).to_owned()).collect();
     // `PIX = Connection …` and the like explain levels, they are no row.
     if words.get(at + 2).is_some_and(|word| *word == "=") {
         return None;
@@ -377,6 +389,11 @@ fn raw_row(line: &str) -> Option<RawRow> {
     let rest = after_words(line, at + 1 + levels.len());
     let row = trimmed(RawRow { name: (*name).to_owned(), levels, rest: rest.to_owned() });
     (!row.levels.is_empty()).then_some(row)
+}
+
+/// A word of the input as a message repeats it.
+fn shown(word: &str) -> String {
+    word.chars().take(MAX_SHOWN).collect()
 }
 
 /// `N/A` behind the levels is of another column: affinities come last and are no cells.
