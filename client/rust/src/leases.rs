@@ -17,14 +17,14 @@ const MAX_PAGES: usize = 10_000;
 /// The call of a watch.
 const CALL: &str = "Buffers.WatchLeases";
 /// Longest that the end of a session may come after the refusal of its token.
-const END_TIMEOUT: Duration = Duration::from_secs(1);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Session {
     /// Every lease that the daemon shows this session: its tenant's, or all for root and gdrd-admin.
     ///
     /// # Errors
-    /// [`ClientError::SessionEnded`], [`ClientError::Deadline`], [`ClientError::Refused`],
-    /// [`ClientError::Unreachable`].
+    /// [`ClientError::SessionEnded`], [`ClientError::Deadline`], [`ClientError::Refused`], [`ClientError::Unreachable`],
+    /// [`ClientError::NotPermitted`], [`ClientError::ConnectionLost`].
     pub async fn leases(&self) -> Result<Vec<v1::Lease>, ClientError> {
         let mut leases = Vec::new();
         let mut request = v1::ListLeasesRequest::default();
