@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anstyle::{AnsiColor, Style};
 use gdrd_client::ClientError;
 use gdrd_topology::TopologyError;
+use gdrd_topology::words::is_unsafe;
 
 /// How a run ended. The numbers are documented in the help text and stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +57,7 @@ pub(crate) fn report(error: &anyhow::Error) -> Outcome {
     }
     let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
     // Paths and texts of inputs stand in it.
-    let text = text_of(error).replace(|c: char| c.is_control() && c != '\n', "?");
+    let text = text_of(error).replace(|c: char| is_unsafe(c) && c != '\n', "?");
     anstream::eprintln!("{red}error{red:#}: {text}");
     outcome_of(error)
 }

@@ -4,6 +4,7 @@ use std::io::Write as _;
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use gdrd_topology::words::is_unsafe;
 use serde_json::Value;
 
 use crate::args::Format;
@@ -55,8 +56,8 @@ pub(crate) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<Strin
         Column::Left(name) | Column::Right(name) => *name,
     });
     table.set_header(names);
-    // Names come from inputs: a control character (C0, C1) in one would end the row or reach the terminal.
-    let shown = |cell: String| cell.replace(char::is_control, "?");
+    // Names come from inputs: a control character in one would end the row or reach the terminal.
+    let shown = |cell: String| cell.replace(is_unsafe, "?");
     table.add_rows(rows.into_iter().map(|row| row.into_iter().map(shown)));
     for (index, column) in columns.iter().enumerate() {
         if let Some(drawn) = table.column_mut(index) {
@@ -96,8 +97,8 @@ mod tests {
 
     #[test]
     fn control_characters_of_a_cell_reach_no_terminal() {
-        let rows = [vec!["a\u{9b}2J\tb\nc\u{1b}[m".into()]];
-        assert_eq!(table(&[Column::Left("NAME")], rows), "NAME\na?2J?b?c?[m\n");
+        let rows = [vec!["a\u{9b}2J\tb\nc\u{1b}[m\u{202e}d".into()]];
+        assert_eq!(table(&[Column::Left("NAME")], rows), "NAME\na?2J?b?c?[m?d\n");
     }
 
     #[test]

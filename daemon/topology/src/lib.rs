@@ -29,7 +29,7 @@
 //! - [`advise::advise_path`]`(&snapshot, &plan, "GPU0", &Destination)`: NVLink, P2P, GPUDirect or staged, and why.
 //! - [`bandwidth::matches`]: each GPU's link against its NICs and the switch above, and what is wasted.
 //! - [`render::matrix`], [`render::tree`]: text; [`render::svg`]: a picture; [`render::topo`]: JSON `gdrd.topo/v1`.
-//! - [`words`]: numbers as all texts have them. [`export`]: the pairing in the words of NCCL, UCX, NVSHMEM, Mooncake and PyTorch.
+//! - [`words`]: numbers as all texts have them, and characters that no text may have. [`export`]: the pairing in the words of NCCL, UCX, NVSHMEM, Mooncake and PyTorch.
 //! - [`sysfs::capture`]: a tree of this machine to send to others, with all that names it replaced.
 //!
 //! # Adding a reader

@@ -1,10 +1,17 @@
-//! Numbers as sentences and tables have them, the same everywhere.
+//! Numbers as sentences and tables have them, and what of a text from outside may stand in them, the same everywhere.
 
 /// A rate in Gbit/s for people: whole, below 40 with one digit after the point where that is not zero.
 #[must_use]
 pub fn gbps(gbps: f64) -> String {
     let text = if gbps < 39.95 { format!("{gbps:.1}") } else { format!("{gbps:.0}") };
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+}
+
+/// Whether a character would do something to a terminal or to the order of what stands there: controls (C0, C1) and the
+/// embeddings, overrides and isolates of bidirectional text (Unicode Standard Annex 9, 2).
+#[must_use]
+pub fn is_unsafe(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// `1 NIC`, `2 NICs`. The noun's plural ends in s.

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use crate::model::{HcaOrigin, Host};
+use crate::words::is_unsafe;
 
 /// Puts a question mark for each control character (C0, DEL, C1), which would end a row or reach a terminal, and for each that turns
 /// the order of what is read (Unicode UAX #9, explicit directional formatting).
@@ -65,10 +66,6 @@ fn text(text: &mut String) {
     if text.contains(is_unsafe) {
         *text = text.replace(is_unsafe, "?");
     }
-}
-
-fn is_unsafe(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 fn optional(field: &mut Option<String>) {
