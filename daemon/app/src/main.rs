@@ -189,6 +189,8 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     });
     probes.save(&topology);
     if daemon::leaves_all(&served, engine.keeps()) {
+        // A last try, if there was no room before; what fails is told.
+        let _ = engine.restore_files();
         // As if killed, which is what the next daemon knows how to go on from: nothing is told, closed or given back.
         std::process::exit(served.map_or_else(|error| failure::report(&error), |_left| 0));
     }

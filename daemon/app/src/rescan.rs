@@ -143,10 +143,17 @@ impl Rescan {
                 self.follow_gpu_driver().await;
                 self.follow_rdma_devices().await;
                 self.probe_again();
+                self.write_what_could_not_be_written();
             }
             Ok(Err(error)) => warn!("topology is as before: {}", failure::text_of(&error)),
             Err(error) => warn!(%error, "the topology reader ended by itself"),
         }
+    }
+
+    /// For the next daemon. Nothing else may happen here that would have it tried.
+    fn write_what_could_not_be_written(&self) {
+        let engine = self.engine.clone();
+        drop(tokio::task::spawn_blocking(move || engine.restore_files()));
     }
 
     /// Device nodes of GPUs come, or are made again with other numbers, without a word of the driver. A simulated driver says

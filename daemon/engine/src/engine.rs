@@ -108,8 +108,8 @@ impl Engine {
         self.runtime().keeps()
     }
 
-    /// Writes the files for the next daemon anew, as far as somebody has deleted them: the journal, and which GPUs are drained.
-    /// Blocks on the file system. A journal that cannot be written is begun anew later, by itself.
+    /// Writes the files for the next daemon anew, as far as somebody has deleted them or there was no room: the journal, and which
+    /// GPUs are drained. Blocks on the file system. What becomes of the journal is told by `gdrd_journal_kept` alone.
     ///
     /// # Errors
     /// `NotKept`, where the drains cannot be written.

@@ -83,12 +83,16 @@ impl Runtime {
         Some(lock(&keeping.journal).as_ref().is_some_and(JournalFile::is_kept))
     }
 
-    /// Writes anew what somebody has deleted of the files for the next daemon.
+    /// Writes anew what somebody has deleted of the files for the next daemon, or what could not be written before.
     pub(crate) fn restore_files(&self) -> Result<(), EngineError> {
         if let Some(keeping) = &self.keeping {
             let state = self.state();
-            if let Some(journal) = lock(&keeping.journal).as_mut().filter(|journal| journal.is_missing()) {
-                tracing::warn!("the journal was gone, and is written anew");
+            if let Some(journal) =
+                lock(&keeping.journal).as_mut().filter(|journal| !journal.is_kept() || journal.is_missing())
+            {
+                if journal.is_kept() {
+                    tracing::warn!("the journal was gone, and is written anew");
+                }
                 journal.rewrite(&state.core.records());
             }
         }
