@@ -58,6 +58,8 @@ pub fn read_input(path: &Path, options: &ReadOptions) -> Result<Snapshot, Topolo
 ///
 /// # Errors
 /// As [`read_input`].
+// Its decoders need 50 KiB of stack, each page of which is a page fault: a folder is read without.
+#[inline(never)]
 pub fn read_stream(mut stream: impl Read, path: &Path, options: &ReadOptions) -> Result<Snapshot, TopologyError> {
     let head = take(&mut stream, archive::HEAD_BYTES, path)?;
     if let Some(packing) = archive::Packing::of(&head) {

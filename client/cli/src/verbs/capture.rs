@@ -11,6 +11,7 @@ use crate::driver;
 use crate::exit::{Outcome, UsageError};
 use crate::{file, output};
 
+#[inline(never)]
 pub(crate) fn run(global: &Global, options: &Capture) -> anyhow::Result<Outcome> {
     let packed = Packed::by_name(&options.output).map_err(|error| match error {
         PackingError::UnknownName { .. } => anyhow::Error::from(UsageError(format!("--output {error}"))),

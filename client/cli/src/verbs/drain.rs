@@ -7,6 +7,7 @@ use crate::exit::Outcome;
 use crate::host;
 use crate::output;
 
+#[inline(never)]
 pub(crate) fn run(global: &Global, options: &Drain) -> anyhow::Result<Outcome> {
     let gpu = options.gpu.as_deref().unwrap_or_default();
     let gpus = host::block_on(async { Ok(host::connect(global).await?.drain(gpu, options.resume).await?) })?;

@@ -8,6 +8,7 @@ use crate::exit::Outcome;
 use crate::host;
 use crate::output::{self, Column};
 
+#[inline(never)]
 pub(crate) fn run(global: &Global) -> anyhow::Result<Outcome> {
     let gpus = host::block_on(async { Ok(host::connect(global).await?.gpu_memory().await?) })?;
     let json = || json!({ "schema": "gdrd.gpu-memory/v1", "gpus": gpus.iter().map(as_json).collect::<Vec<_>>() });

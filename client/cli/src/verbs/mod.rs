@@ -1,4 +1,5 @@
-//! One file a verb. Each gets what was typed, prints, and says how the run ends.
+//! One file a verb. Each gets what was typed, prints, and says how the run ends. Those that speak with a daemon are never inlined:
+//! their frames would cost the verbs that do not a page fault a page.
 
 pub(crate) mod bench;
 pub(crate) mod buffers;

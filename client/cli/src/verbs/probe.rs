@@ -8,6 +8,7 @@ use crate::exit::Outcome;
 use crate::host;
 use crate::output::{self, Column};
 
+#[inline(never)]
 pub(crate) fn run(global: &Global, options: &Probe) -> anyhow::Result<Outcome> {
     let (gpu, nic) = (options.gpu.as_deref().unwrap_or_default(), options.nic.as_deref().unwrap_or_default());
     let pairs = host::block_on(async {

@@ -8,6 +8,7 @@ use crate::exit::Outcome;
 use crate::host;
 use crate::output::{self, Column};
 
+#[inline(never)]
 pub(crate) fn run(global: &Global) -> anyhow::Result<Outcome> {
     let queue_pairs = host::block_on(async {
         let (_client, session) = host::open_session(global).await?;

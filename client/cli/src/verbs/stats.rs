@@ -10,6 +10,7 @@ use crate::exit::Outcome;
 use crate::host;
 use crate::output::{self, Column};
 
+#[inline(never)]
 pub(crate) fn run(global: &Global, options: &Stats) -> anyhow::Result<Outcome> {
     let mut stats = host::block_on(async { Ok(host::connect(global).await?.stats().await?) })?;
     if let Some(part) = &options.part {

@@ -8,6 +8,7 @@ use crate::exit::Outcome;
 use crate::host;
 use crate::output::{self, Column};
 
+#[inline(never)]
 pub(crate) fn run(global: &Global) -> anyhow::Result<Outcome> {
     let status = host::block_on(async { Ok(host::connect(global).await?.status().await?) })?;
     output::print(global.format, || as_json(&status), || as_text(&status))

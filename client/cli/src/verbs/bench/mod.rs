@@ -51,6 +51,7 @@ impl Figure {
     }
 }
 
+#[inline(never)]
 pub(crate) fn run(global: &Global, options: &Bench) -> anyhow::Result<Outcome> {
     let wanted = if options.only.is_empty() { &ALL[..] } else { &options.only };
     let mut figures = Vec::new();

@@ -34,6 +34,7 @@ impl Peer {
 }
 
 /// The peer's side.
+#[inline(never)]
 pub(crate) fn run(options: &BenchPeer) -> anyhow::Result<Outcome> {
     let segment = Segment::map(stdin().as_fd().try_clone_to_owned()?, Access::ReadWrite)?;
     let answered = pingpong::respond(&segment, options.rounds, PATIENCE)?;
