@@ -41,6 +41,11 @@ pub fn read_state_file(path: &Path, max_bytes: u64) -> io::Result<Option<Vec<u8>
     }
 }
 
+/// Whether nothing is there; not where that cannot be told.
+pub(crate) fn is_missing(path: &Path) -> bool {
+    path.try_exists().is_ok_and(|exists| !exists)
+}
+
 /// Replaces the file, whole or not at all, for this user alone.
 ///
 /// # Errors

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::frame::{first_frame, frame_of, read};
 use crate::core::{Journaled, Record};
-use crate::state_file::{read_state_file, write_new as write_new_file};
+use crate::state_file::{is_missing, read_state_file, write_new as write_new_file};
 
 /// Longest journal that is read, bytes: 100,000 leases.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -90,7 +90,7 @@ impl JournalFile {
 
     /// Whether somebody has deleted it.
     pub(crate) fn is_missing(&self) -> bool {
-        self.file.is_some() && self.path.try_exists().is_ok_and(|exists| !exists)
+        self.file.is_some() && is_missing(&self.path)
     }
 
     /// Replaces it by these records, all at once.

@@ -12,7 +12,7 @@ use gdrd_hal::GpuUuid;
 
 use super::lock;
 use crate::error::EngineError;
-use crate::state_file::{boot_id, read_state_file, replace_state_file};
+use crate::state_file::{boot_id, is_missing, read_state_file, replace_state_file};
 
 /// Longest file that is read, bytes: a thousand GPUs.
 const MAX_FILE_BYTES: u64 = 64 << 10;
@@ -86,8 +86,7 @@ impl Drains {
     /// # Errors
     /// `NotKept`, where it cannot be written.
     pub(super) fn restore(&self) -> Result<(), EngineError> {
-        let missing = |path: &PathBuf| path.try_exists().is_ok_and(|exists| !exists);
-        if self.file.as_ref().is_some_and(missing) && !self.lock().is_empty() { self.keep() } else { Ok(()) }
+        if self.file.as_deref().is_some_and(is_missing) && !self.lock().is_empty() { self.keep() } else { Ok(()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<GpuUuid>> {
