@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::assemble::{GpuIds, is_gpu};
 use crate::bdf::Bdf;
-use crate::model::{DeviceNode, Fabric, FabricState, Gpu, GpuDetail, GpuFacts, Host, Mig, MigSlice, PciFunction};
+use crate::model::{DeviceNode, Fabric, FabricState, Gpu, GpuDetail, GpuFacts, Host, Mig, MigSlice};
 use crate::profile::line::Line;
 use crate::profile::word::encode;
 use crate::profile::write::{key, name_key};
@@ -102,12 +102,7 @@ fn device_node(word: &str) -> Result<DeviceNode, String> {
 pub(super) fn write(out: &mut String, host: &Host, gpu: &Gpu) -> std::fmt::Result {
     let Some(bdf) = gpu.bdf else { return Ok(()) };
     // One that the operator's ids made a GPU stays one for whoever reads this without them.
-    // Nor is a vendor written without its device.
-    let as_written = |function: &PciFunction| {
-        let vendor = function.vendor.filter(|_| function.device.is_some());
-        PciFunction { vendor, ..function.clone() }
-    };
-    let by_rule = host.function(bdf).is_some_and(|function| is_gpu(&as_written(function), &GpuIds::default()));
+    let by_rule = host.function(bdf).is_some_and(|function| is_gpu(function, &GpuIds::default()));
     let keys = [
         name_key("uuid", gpu.uuid()),
         key("memory", gpu.memory_bytes.as_ref().map(|bytes| size(bytes.value))),

@@ -147,7 +147,7 @@ impl Reader {
         let mut function = PciFunction::new(bdf, SOURCE);
         (function.vendor, function.device) = match line.word("ids (VVVV:DDDD or `-`)")? {
             "-" => (None, None),
-            word => ids(word).map(|(vendor, device)| (Some(vendor), Some(device)))?,
+            word => known_ids(word)?,
         };
         function.class = match line.word("class (CCCCCC or `-`)")? {
             "-" => None,
@@ -348,8 +348,17 @@ fn hex(word: &str, digits: usize) -> Result<u32, String> {
 }
 
 fn ids(word: &str) -> Result<(u16, u16), String> {
+    let (vendor, device) = known_ids(word)?;
+    vendor.zip(device).ok_or_else(|| format!("`{word}` is no vendor:device pair"))
+}
+
+/// As [`ids`], with `-` for the one that is not known.
+fn known_ids(word: &str) -> Result<(Option<u16>, Option<u16>), String> {
     let (vendor, device) = word.split_once(':').ok_or_else(|| format!("`{word}` is no vendor:device pair"))?;
-    let id = |text| hex(text, 4).and_then(|id| u16::try_from(id).map_err(|e| e.to_string()));
+    let id = |text| match text {
+        "-" => Ok(None),
+        text => hex(text, 4).and_then(|id| u16::try_from(id).map(Some).map_err(|e| e.to_string())),
+    };
     Ok((id(vendor)?, id(device)?))
 }
 

@@ -115,7 +115,9 @@ fn write_function(out: &mut String, function: &PciFunction, above: Option<NumaId
         Upstream::Unknown => "?".to_owned(),
     };
     let numa = function.numa_id().filter(|numa| Some(*numa) != above);
-    let ids = function.vendor.zip(function.device).map(|(vendor, device)| format!("{vendor:04x}:{device:04x}"));
+    let id = |id: Option<u16>| or_dash(id.map(|id| format!("{id:04x}")));
+    let has_ids = function.vendor.or(function.device).is_some();
+    let ids = has_ids.then(|| format!("{}:{}", id(function.vendor), id(function.device)));
     let class = function.class.map(|class| format!("{class:?}"));
     write!(out, "pci {} {} {} {parent} {}", function.bdf, or_dash(ids), or_dash(class), link(function.link))?;
     let subsystem = function.subsystem.map(|(vendor, device)| format!("{vendor:04x}:{device:04x}"));
