@@ -75,6 +75,22 @@ pub enum QueuePairState {
     Err,
 }
 
+impl QueuePairState {
+    /// The name of ibv_modify_qp(3) without its prefix, as in `RTS`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reset => "RESET",
+            Self::Init => "INIT",
+            Self::Rtr => "RTR",
+            Self::Rts => "RTS",
+            Self::Sqd => "SQD",
+            Self::Sqe => "SQE",
+            Self::Err => "ERR",
+        }
+    }
+}
+
 /// 128-bit port address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Gid(pub [u8; 16]);

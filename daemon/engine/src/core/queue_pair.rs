@@ -204,7 +204,7 @@ impl Core {
     pub(super) fn connect_queue_pair(&mut self, call: CallId, session: SessionId, id: QueuePairId, remote: Endpoint) {
         let checked = self.queue_pair_of(session, id).and_then(|entry| {
             if entry.stage != Stage::Idle || entry.state != QueuePairState::Init {
-                let state = if entry.stage == Stage::Connecting { "connecting" } else { state_name(entry.state) };
+                let state = if entry.stage == Stage::Connecting { "connecting" } else { entry.state.name() };
                 return Err(EngineError::QueuePairState { queue_pair: id.0, state, needed: "INIT" });
             }
             entry.stage = Stage::Connecting;
@@ -334,19 +334,5 @@ fn call_error(what: &'static str, failure: &Failure) -> EngineError {
     match failure.kind {
         FailureKind::Invalid => EngineError::BadArgument { what, problem: failure.message.clone() },
         _ => error_of(failure),
-    }
-}
-
-/// Name of a state, as ibv_modify_qp(3) has it.
-fn state_name(state: QueuePairState) -> &'static str {
-    match state {
-        QueuePairState::Reset => "RESET",
-        QueuePairState::Init => "INIT",
-        QueuePairState::Rtr => "RTR",
-        QueuePairState::Rts => "RTS",
-        QueuePairState::Sqd => "SQD",
-        QueuePairState::Sqe => "SQE",
-        QueuePairState::Err => "ERR",
-        _ => "unknown",
     }
 }

@@ -1,8 +1,7 @@
 //! Service `QueuePairs`: brokered queue pairs. Decides nothing; the engine does.
 
 use gdrd_engine::{
-    DirectGrant, Endpoint, Engine, Gid, LeaseId, LinkLayer, QueuePairId, QueuePairInfo, QueuePairRequest,
-    QueuePairState, QueuePairType,
+    DirectGrant, Endpoint, Engine, Gid, LeaseId, LinkLayer, QueuePairId, QueuePairInfo, QueuePairRequest, QueuePairType,
 };
 use gdrd_proto::v1::{self, queue_pairs_server};
 use tonic::{Code, Request, Response, Status};
@@ -121,7 +120,7 @@ fn queue_pair(info: &QueuePairInfo) -> v1::QueuePair {
         port_num: u32::from(info.port_num),
         qp_num: info.qp_num,
         r#type: qp_type.into(),
-        state: state_name(info.state).to_owned(),
+        state: info.state.name().to_owned(),
         endpoint: Some(endpoint_to_wire(&info.endpoint)),
         send_depth: info.send_depth,
         recv_depth: info.recv_depth,
@@ -129,19 +128,6 @@ fn queue_pair(info: &QueuePairInfo) -> v1::QueuePair {
         delivery_id: 0,
         tenant: info.tenant.to_string(),
         provider_note: String::new(),
-    }
-}
-
-fn state_name(state: QueuePairState) -> &'static str {
-    match state {
-        QueuePairState::Reset => "RESET",
-        QueuePairState::Init => "INIT",
-        QueuePairState::Rtr => "RTR",
-        QueuePairState::Rts => "RTS",
-        QueuePairState::Sqd => "SQD",
-        QueuePairState::Sqe => "SQE",
-        QueuePairState::Err => "ERR",
-        _ => "UNKNOWN",
     }
 }
 
