@@ -76,6 +76,25 @@ pub(crate) struct Region {
 }
 
 impl Region {
+    /// One that waits for its turn to be registered.
+    pub(crate) fn new(tenant: TenantId, key: RegionKey, access: Access, range: Range<u64>) -> Self {
+        Self {
+            tenant,
+            key,
+            access,
+            range,
+            stage: RegionStage::Waiting,
+            slot: None,
+            iova: 0,
+            holders: 0,
+            waiters: Vec::new(),
+            found: true,
+            idle: None,
+            retried: false,
+            drain_at: 0,
+        }
+    }
+
     pub(crate) fn len_bytes(&self) -> u64 {
         self.range.end - self.range.start
     }
@@ -160,21 +179,7 @@ mod tests {
     }
 
     fn region(access: Access, range: Range<u64>) -> Region {
-        Region {
-            tenant: TenantId(1),
-            key: key(access),
-            access,
-            range,
-            stage: RegionStage::Live,
-            slot: None,
-            iova: 0,
-            holders: 0,
-            waiters: Vec::new(),
-            found: true,
-            idle: None,
-            retried: false,
-            drain_at: 0,
-        }
+        Region { stage: RegionStage::Live, ..Region::new(TenantId(1), key(access), access, range) }
     }
 
     #[test]

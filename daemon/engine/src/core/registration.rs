@@ -378,21 +378,7 @@ impl Core {
 
     fn new_region(&mut self, tenant: TenantId, key: RegionKey, access: Access, range: Range<u64>) {
         let id = RegionId(self.number());
-        let region = Region {
-            tenant,
-            key,
-            access,
-            range,
-            stage: RegionStage::Waiting,
-            slot: None,
-            iova: 0,
-            holders: 0,
-            waiters: Vec::new(),
-            found: true,
-            idle: None,
-            retried: false,
-            drain_at: 0,
-        };
+        let region = Region::new(tenant, key, access, range);
         match key.source {
             Source::Adopted(memory) => {
                 if let Some(adopted) = self.adopted.get_mut(&memory) {
