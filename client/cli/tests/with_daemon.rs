@@ -226,6 +226,20 @@ fn a_drain_outlives_the_daemon_and_is_seen_until_it_is_lifted() {
 }
 
 #[test]
+fn a_resumed_gpu_that_is_lost_is_told_with_the_reason() {
+    let daemon = DaemonOptions::default().fault_script("gpu GPU1: lost\n").start();
+    let drained = json(&daemon, &["drain", "--all"]);
+    assert!(drained["drained"].is_array() && drained.get("unserved").is_none(), "{drained}");
+    let resumed = json(&daemon, &["drain", "GPU1", "--resume"]);
+    let uuid = &resumed["resumed"][0];
+    assert_eq!(resumed["unserved"][0]["gpu_uuid"], *uuid, "{resumed}");
+    assert!(resumed["unserved"][0]["reason"].as_str().is_some_and(|reason| reason.contains("bus")), "{resumed}");
+    let others = text(&daemon, &["drain", "--all", "--resume"]);
+    assert_eq!(others.lines().filter(|line| line.starts_with("resumed GPU-")).count(), 7, "{others}");
+    assert!(!others.contains("not served"), "{others}");
+}
+
+#[test]
 fn a_probe_proves_each_gpu_with_its_nics_and_the_plan_says_so() {
     let daemon = Daemon::start();
     let state = |gpu: &Value, nic: &Value| {

@@ -2,7 +2,6 @@
 //!
 //! NVML is asked by a short-lived process, so that the daemon itself never keeps a device file open.
 
-use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::os::linux::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -39,14 +38,21 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) struct NvmlFacts {
     program: PathBuf,
     last: Mutex<Report>,
-    /// When the last answer came; held while the driver is asked, so that it is asked once for many.
-    asked: Mutex<Instant>,
+    /// When that was; held while the driver is asked, so that it is asked once for many.
+    asked: Mutex<Asked>,
     /// Device nodes of its GPUs as they were when they were last looked at.
     nodes: Mutex<Vec<Option<DeviceNumber>>>,
-    /// BAR1 in use when the daemon started, by UUID.
-    bar1_at_start: BTreeMap<String, u64>,
+    /// The answer when the daemon started.
+    at_start: Report,
     /// What was heard in between.
     pub(crate) health: Arc<Health>,
+}
+
+/// When the driver was asked, and when it had answered.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    began: Instant,
+    ended: Instant,
 }
 
 /// The GPUs that this machine has, with the workers to serve them.
@@ -62,7 +68,9 @@ pub(crate) struct Gpus {
 /// Why there is none.
 pub(crate) fn find(keys: &GpuKeys) -> anyhow::Result<Gpus> {
     let program = std::env::current_exe().context("find the program of the workers")?;
+    let began = Instant::now();
     let Probe { nvml, cuda } = probe(&program)?;
+    let asked = Asked { began, ended: Instant::now() };
     let report = nvml.map_err(anyhow::Error::msg)?;
     let served = |gpu: &gdrd_nvml::GpuReport| ServedGpu { uuid: GpuUuid(gpu.uuid.clone()), skipped: gpu.skip_reason() };
     let served: Vec<_> = report.gpus.iter().map(served).collect();
@@ -75,7 +83,7 @@ pub(crate) fn find(keys: &GpuKeys) -> anyhow::Result<Gpus> {
         health.serve(Arc::downgrade(&pool));
         pool
     });
-    Ok(Gpus { facts: Arc::new(NvmlFacts::new(program, report, health)), pool })
+    Ok(Gpus { facts: Arc::new(NvmlFacts::new(program, report, asked, health)), pool })
 }
 
 fn pool_of(served: Vec<ServedGpu>, program: &Path, health: &Arc<Health>, keys: &GpuKeys) -> WorkerPool {
@@ -116,38 +124,50 @@ fn probe(program: &Path) -> anyhow::Result<Probe> {
 }
 
 impl NvmlFacts {
-    fn new(program: PathBuf, report: Report, health: Arc<Health>) -> Self {
-        let bar1 = report.gpus.iter().filter_map(|gpu| Some((gpu.uuid.clone(), gpu.bar1?.used_bytes)));
-        let bar1_at_start = bar1.collect();
+    fn new(program: PathBuf, report: Report, asked: Asked, health: Arc<Health>) -> Self {
         let nodes = Mutex::new(nodes_of(Path::new(DEV), minors(&report)));
-        Self { program, last: Mutex::new(report), asked: Mutex::new(Instant::now()), nodes, bar1_at_start, health }
+        let (last, asked) = (Mutex::new(report.clone()), Mutex::new(asked));
+        Self { program, last, asked, nodes, at_start: report, health }
     }
 
-    /// A report that is fresh.
-    fn ask(&self) -> anyhow::Result<Report> {
+    /// A report that is fresh, and when the driver was asked for it.
+    fn ask(&self) -> anyhow::Result<(Report, Instant)> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked.elapsed() > FRESH {
+        if asked.ended.elapsed() > FRESH || self.health.was_resumed_after(asked.began) {
+            let began = Instant::now();
             let report = probe(&self.program)?.nvml.map_err(anyhow::Error::msg)?;
             *self.last.lock().unwrap_or_else(PoisonError::into_inner) = report;
-            *asked = Instant::now();
+            *asked = Asked { began, ended: Instant::now() };
         }
-        drop(asked);
-        Ok(self.report())
+        Ok((self.report(), asked.began))
     }
 
     /// What the driver alone cannot tell: what the daemon heard and did.
-    fn complete(&self, fact: &mut GpuFact, report: &Report) {
-        if let Some(reason) = self.health.lost(&fact.uuid) {
-            fact.health = GpuHealth::Lost(reason);
-        }
+    fn complete(&self, fact: &mut GpuFact, report: &Report, asked: Instant) {
         let gpu = report.gpus.iter().find(|gpu| gpu.uuid == fact.uuid.0);
+        let remedy = gpu.and_then(|gpu| gpu.remedy.as_deref());
+        if fact.health == GpuHealth::Healthy && remedy.is_none() {
+            self.health.found_well(&fact.uuid, asked);
+        }
+        if let Some(heard) = self.health.lost(&fact.uuid) {
+            let takes = remedy.map(|remedy| format!("; the driver says that it takes {remedy}")).unwrap_or_default();
+            fact.health = GpuHealth::Lost(heard + &takes);
+        }
         if let Some((memory, gpu)) = fact.memory.as_mut().zip(gpu) {
             memory.context_bytes = self.health.context_bytes(&fact.uuid, &gpu.processes);
-            let at_start = self.bar1_at_start.get(&fact.uuid.0);
+            let at_start = self.at_start.gpus.iter().find(|gpu| gpu.uuid == fact.uuid.0).and_then(|gpu| gpu.bar1);
             if let Some((bar1, at_start)) = memory.bar1.as_mut().zip(at_start) {
-                bar1.used_at_start_bytes = *at_start;
+                bar1.used_at_start_bytes = at_start.used_bytes;
             }
         }
+    }
+
+    /// The GPUs that the driver told at the start and tells no more.
+    fn missing(&self, report: &Report) -> Vec<GpuFact> {
+        let known = |uuid: &str| report.gpus.iter().any(|gpu| gpu.uuid == uuid);
+        let missing = self.at_start.gpus.iter().filter(|gpu| !known(&gpu.uuid)).filter_map(|gpu| gpu.fact(None));
+        let lost = || GpuHealth::Lost("the driver tells of it no more".to_owned());
+        missing.map(|fact| GpuFact { health: lost(), memory: None, ..fact }).collect()
     }
 
     /// Whether other device nodes are there than when the driver last told its GPUs. Does not ask the driver.
@@ -164,13 +184,14 @@ impl NvmlFacts {
 
 impl GpuFacts for NvmlFacts {
     fn gpus(&self) -> Result<Vec<GpuFact>, GpuMemoryError> {
-        let report = self.ask().map_err(|error| GpuMemoryError::Driver {
+        let (report, asked) = self.ask().map_err(|error| GpuMemoryError::Driver {
             call: "nvml",
             uuid: "of this host".to_owned(),
             reason: failure::text_of(&error),
         })?;
         let mut facts = facts_of(&report);
-        facts.iter_mut().for_each(|fact| self.complete(fact, &report));
+        facts.extend(self.missing(&report));
+        facts.iter_mut().for_each(|fact| self.complete(fact, &report, asked));
         *self.nodes.lock().unwrap_or_else(PoisonError::into_inner) = nodes_of(Path::new(DEV), minors(&report));
         Ok(facts)
     }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
+use std::time::Instant;
 
 use gdrd_cuda::WorkerPool;
 use gdrd_hal::GpuUuid;
@@ -55,6 +56,18 @@ impl Health {
     /// Why a GPU is served no more, by what was heard of it.
     pub(crate) fn lost(&self, gpu: &GpuUuid) -> Option<String> {
         self.pool()?.lost(gpu)
+    }
+
+    /// The driver was asked at `asked`, and says that the GPU works.
+    pub(crate) fn found_well(&self, gpu: &GpuUuid, asked: Instant) {
+        if let Some(pool) = self.pool() {
+            pool.found_well(gpu, asked);
+        }
+    }
+
+    /// Whether a GPU was resumed after that.
+    pub(crate) fn was_resumed_after(&self, time: Instant) -> bool {
+        self.pool().and_then(|pool| pool.last_resumed()).is_some_and(|resumed| resumed > time)
     }
 
     /// Bytes of the context of the process that serves a GPU, by what the driver says that its processes use.

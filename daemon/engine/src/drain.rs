@@ -41,8 +41,8 @@ impl Engine {
         self.runtime().lost_gpus()
     }
 
-    /// Serves drained GPUs again; one that the driver says is lost stays lost. Returns those that were drained. Blocks on
-    /// the driver.
+    /// Serves drained GPUs again; one that the driver says is lost stays lost, and so do all while it does not answer. Returns
+    /// those that were drained. Blocks on the driver.
     ///
     /// # Errors
     /// As [`Engine::drain_gpus`].

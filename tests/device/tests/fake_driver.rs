@@ -189,10 +189,37 @@ async fn a_gpu_whose_driver_reports_a_fatal_xid_is_lost_and_no_other_is() {
         tokio::task::yield_now().await;
     };
     assert!(told.contains(kept.gpu_uuid()), "{told}");
-    // An administrator resumes it once it was reset.
+    // An administrator who forgets the reset is told; the driver answers all along.
+    machine.driver.take_to_mend(0, 1).expect("the folder is writable");
     client.drain("GPU0", false).await.expect("root drains");
     client.drain("GPU0", true).await.expect("root resumes");
+    let error = lease("GPU0").await.expect_err("it was not reset");
+    assert!(["xid 79", "a reset of the gpu"].iter().all(|told| error.to_string().contains(told)), "{error}");
+    // Drained in between, for a reset.
+    client.drain("GPU0", false).await.expect("root drains");
+    machine.driver.take_to_mend(0, 0).expect("the folder is writable");
+    client.drain("GPU0", true).await.expect("root resumes");
     lease("GPU0").await.expect("it serves again");
+}
+
+#[tokio::test]
+async fn a_gpu_that_the_driver_tells_of_no_more_is_not_served_by_a_resume() {
+    let machine = two_switched();
+    let mut daemon = machine.daemon("[topology]\nrescan_interval_s = 0\n");
+    let client = daemon.connect().await;
+    let session = client.open_session("gone").await.expect("a session");
+    client.drain("GPU1", false).await.expect("root drains");
+    let gpus = machine.driver.library_path().join("gpus");
+    let told = std::fs::read_to_string(&gpus).expect("it is described");
+    let (first, _) = told.split_once('\n').expect("a line for each");
+    std::fs::write(&gpus, first).expect("the folder is writable");
+    client.drain("GPU1", true).await.expect("root resumes");
+    let error = session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect_err("it is not there");
+    assert!(error.to_string().contains("tells of it no more"), "{error}");
+    client.drain("GPU1", false).await.expect("root drains");
+    std::fs::write(&gpus, told).expect("the folder is writable");
+    client.drain("GPU1", true).await.expect("root resumes");
+    session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect("it is back");
 }
 
 #[test]

@@ -102,7 +102,17 @@ impl FakeDriver {
         std::fs::rename(unfinished, file)
     }
 
-    /// The same with a double-bit ECC error.
+    /// Has the driver say what it takes to mend the GPU in this place (`nvmlDeviceGpuRecoveryAction_t`, nvml.h; 0: nothing).
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn take_to_mend(&self, gpu: usize, action: u64) -> io::Result<()> {
+        let (unfinished, file) = (self.folder.join("unfinished"), self.folder.join(format!("recovery-{gpu}")));
+        std::fs::write(&unfinished, action.to_string())?;
+        std::fs::rename(unfinished, file)
+    }
+
+    /// The same as [`FakeDriver::raise_xid`] with a double-bit ECC error.
     ///
     /// # Errors
     /// When the folder cannot be written.

@@ -11,6 +11,7 @@ enum {
     OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, NO_DRIVER = 9, TIMEOUT = 10, GPU_LOST = 15,
 };
 enum { EVENT_XID = 8, EVENT_DOUBLE_BIT_ECC = 2 };
+enum { FIELD_RECOVERY_ACTION = 230, TYPE_UNSIGNED = 1 };
 
 typedef const struct gpu *device;
 
@@ -31,6 +32,15 @@ struct fabric_v3 {
     unsigned char cluster[16];
     unsigned status, clique, state, health;
     unsigned char summary;
+};
+struct field {
+    unsigned id, scope;
+    long long time, latency_us;
+    int type, result;
+    union {
+        unsigned number;
+        unsigned long long widest;
+    } value;
 };
 struct event {
     device device;
@@ -139,6 +149,23 @@ int nvmlDeviceGetTotalEccErrors(device of, unsigned kind, unsigned counter, unsi
     (void)kind, (void)counter;
     if (of->lost) return GPU_LOST;
     *count = 0;
+    return OK;
+}
+
+/* What it takes to mend a GPU is the number in a file `recovery-INDEX`; nothing without one. */
+int nvmlDeviceGetFieldValues(device of, int count, struct field *fields) {
+    for (int at = 0; at < count; at++) {
+        struct field *field = &fields[at];
+        field->result = field->id == FIELD_RECOVERY_ACTION ? OK : NOT_SUPPORTED;
+        field->type = TYPE_UNSIGNED;
+        field->value.widest = 0;
+        char path[320];
+        snprintf(path, sizeof path, "%s/recovery-%u", machine()->folder, index_of(of));
+        FILE *file = fopen(path, "re");
+        if (!file) continue;
+        if (fscanf(file, "%u", &field->value.number) != 1) field->result = INVALID;
+        fclose(file);
+    }
     return OK;
 }
 

@@ -1,14 +1,15 @@
 //! An allocation as the daemon holds it: its fds, and its number in the worker that runs now.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use gdrd_hal::{GpuAllocation, GpuAtomic, GpuBytes, GpuMemoryError, GpuUuid};
 
 use crate::device::Place;
-use crate::pool::{Interrupted, Known, Slot, Worker, lock};
+use crate::pool::{Interrupted, Slot, Worker, lock};
 use crate::protocol::{Atomic, Reply, Request};
 use crate::staging::STAGING_BYTES;
 
@@ -19,6 +20,26 @@ pub(crate) type FileId = (u64, u64);
 pub(crate) fn file_id(fd: BorrowedFd<'_>) -> Option<FileId> {
     let stat = rustix::fs::fstat(fd).ok()?;
     Some((stat.st_dev, stat.st_ino))
+}
+
+/// Living allocations by the file of their dma-buf.
+#[derive(Default)]
+pub(crate) struct Known(Mutex<HashMap<FileId, Weak<Memory>>>);
+
+impl Known {
+    pub(crate) fn insert(&self, memory: &Arc<Memory>) {
+        if let Some(id) = memory.dma_buf_id() {
+            lock(&self.0).insert(id, Arc::downgrade(memory));
+        }
+    }
+
+    pub(crate) fn remove(&self, id: FileId) {
+        lock(&self.0).remove(&id);
+    }
+
+    pub(crate) fn find(&self, id: FileId) -> Option<Arc<Memory>> {
+        lock(&self.0).get(&id)?.upgrade()
+    }
 }
 
 /// One allocation. The fds keep the memory; the worker may come and go.

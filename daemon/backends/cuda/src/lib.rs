@@ -16,6 +16,7 @@ mod device;
 #[allow(unsafe_code)]
 mod driver;
 mod launch;
+mod loss;
 mod pool;
 mod protocol;
 #[allow(unsafe_code)]

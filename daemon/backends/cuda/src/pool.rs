@@ -3,11 +3,10 @@
 //! Calls on one GPU go one after the other; a worker that ends in a call fails that call, and the next one starts
 //! another. A worker that was idle says so before it ends, and what met it is asked again.
 
-use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use gdrd_hal::{
     GpuAllocation, GpuBytes, GpuCopies, GpuMemory, GpuMemoryCapabilities, GpuMemoryError, GpuMemoryUsage, GpuUuid,
@@ -16,9 +15,10 @@ use gdrd_hal::{
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use crate::allocation::{Allocation, Bytes, FileId, Memory, file_id};
+use crate::allocation::{Allocation, Bytes, Known, Memory, file_id};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::launch::{Launch, Scope, WorkerHandle};
+use crate::loss::Loss;
 use crate::protocol::{ReceiveError, Reply, Request, receive, send};
 
 /// Granularity of CUDA's virtual memory management on every GPU so far; a worker whose driver says otherwise does not
@@ -61,31 +61,12 @@ pub struct ServedGpu {
 pub struct WorkerPool {
     slots: Vec<Arc<Slot>>,
     known: Arc<Known>,
+    last_resumed: Mutex<Option<Instant>>,
 }
 
 impl std::fmt::Debug for WorkerPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.slots.iter().map(|slot| &slot.gpu)).finish()
-    }
-}
-
-/// Living allocations by the file of their dma-buf.
-#[derive(Default)]
-pub(crate) struct Known(Mutex<HashMap<FileId, Weak<Memory>>>);
-
-impl Known {
-    fn insert(&self, memory: &Arc<Memory>) {
-        if let Some(id) = memory.dma_buf_id() {
-            lock(&self.0).insert(id, Arc::downgrade(memory));
-        }
-    }
-
-    pub(crate) fn remove(&self, id: FileId) {
-        lock(&self.0).remove(&id);
-    }
-
-    fn find(&self, id: FileId) -> Option<Arc<Memory>> {
-        lock(&self.0).get(&id)?.upgrade()
     }
 }
 
@@ -101,11 +82,11 @@ impl WorkerPool {
                 launcher: Arc::clone(launcher),
                 config,
                 drained: Arc::clone(&drained),
-                lost: Mutex::default(),
+                lost: Loss::default(),
                 state: Mutex::default(),
             })
         };
-        Self { slots: gpus.into_iter().map(slot).collect(), known: Arc::default() }
+        Self { slots: gpus.into_iter().map(slot).collect(), known: Arc::default(), last_resumed: Mutex::default() }
     }
 
     fn allocation(
@@ -120,11 +101,25 @@ impl WorkerPool {
         Box::new(Allocation(memory))
     }
 
-    /// Serves a GPU no more, since something was heard of it, until it is resumed. Its worker ends at the next call.
+    /// Serves a GPU no more, since something was heard of it, until it is resumed and found well. Its worker ends at the
+    /// next call.
     pub fn lose(&self, gpu: &GpuUuid, reason: &str) {
         if let Ok(slot) = self.slot(gpu) {
-            lock(&slot.lost).get_or_insert_with(|| reason.to_owned());
+            slot.lost.hear(reason);
         }
+    }
+
+    /// The driver was asked at `asked`, and says that the GPU works: that ends a loss if the GPU had been resumed by then.
+    pub fn found_well(&self, gpu: &GpuUuid, asked: Instant) {
+        if let Ok(slot) = self.slot(gpu) {
+            slot.lost.found_well(asked);
+        }
+    }
+
+    /// When a GPU was last resumed.
+    #[must_use]
+    pub fn last_resumed(&self) -> Option<Instant> {
+        *lock(&self.last_resumed)
     }
 
     /// The process that serves a GPU now, and the bytes of allocations that it has mapped.
@@ -138,7 +133,7 @@ impl WorkerPool {
     /// Why a GPU is served no more, after [`WorkerPool::lose`].
     #[must_use]
     pub fn lost(&self, gpu: &GpuUuid) -> Option<String> {
-        lock(&self.slot(gpu).ok()?.lost).clone()
+        self.slot(gpu).ok()?.lost.reason()
     }
 
     fn slot(&self, gpu: &GpuUuid) -> Result<&Arc<Slot>, GpuMemoryError> {
@@ -207,7 +202,9 @@ impl GpuMemory for WorkerPool {
     fn resume(&self, gpu: &GpuUuid) -> Result<(), GpuMemoryError> {
         let slot = self.slot(gpu)?;
         slot.set_drained(false);
-        lock(&slot.lost).take();
+        let now = Instant::now();
+        *lock(&self.last_resumed) = Some(now);
+        slot.lost.resume(now);
         Ok(())
     }
 }
@@ -227,7 +224,7 @@ pub(crate) struct Slot {
     /// How many GPUs of the pool are drained.
     drained: Arc<AtomicUsize>,
     /// What was heard of it that ends its service.
-    lost: Mutex<Option<String>>,
+    lost: Loss,
     state: Mutex<State>,
 }
 
@@ -380,7 +377,7 @@ impl Slot {
         if state.drained {
             return Err(Failure::Unavailable("it is drained".to_owned()));
         }
-        if let Some(reason) = lock(&self.lost).clone() {
+        if let Some(reason) = self.lost.reason() {
             state.stop();
             return Err(Failure::Unavailable(reason));
         }

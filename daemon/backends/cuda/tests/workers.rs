@@ -170,7 +170,7 @@ fn while_a_gpu_is_drained_no_worker_may_hold_its_files() {
 }
 
 #[test]
-fn a_gpu_of_which_bad_news_is_heard_is_lost_until_it_is_resumed() {
+fn a_gpu_of_which_bad_news_is_heard_is_lost_until_it_is_resumed_and_found_well() {
     let (pool, fakes) = pool(2, PATIENT);
     pool.usage(&uuid(0)).unwrap();
     pool.lose(&uuid(0), "xid 79: gpu has fallen off the bus");
@@ -180,7 +180,19 @@ fn a_gpu_of_which_bad_news_is_heard_is_lost_until_it_is_resumed() {
     assert_eq!(*fakes[0].ends.lock().unwrap(), [End::HungUp]);
     assert!(pool.lost(&uuid(0)).is_some() && pool.lost(&uuid(1)).is_none());
     pool.usage(&uuid(1)).unwrap();
+    // Many answer all along, so what the driver says counts from the resume on only.
+    let before = Instant::now();
+    pool.found_well(&uuid(0), before);
+    assert!(pool.usage(&uuid(0)).is_err() && pool.last_resumed().is_none());
     pool.resume(&uuid(0)).unwrap();
+    pool.found_well(&uuid(0), before);
+    assert!(pool.usage(&uuid(0)).is_err() && pool.last_resumed().is_some());
+    // And from the last bad news on.
+    pool.lose(&uuid(0), "xid 48");
+    pool.found_well(&uuid(0), Instant::now());
+    assert!(pool.usage(&uuid(0)).is_err());
+    pool.resume(&uuid(0)).unwrap();
+    pool.found_well(&uuid(0), Instant::now());
     pool.usage(&uuid(0)).unwrap();
 }
 

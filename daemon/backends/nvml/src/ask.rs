@@ -5,8 +5,10 @@ use std::ffi::OsStr;
 
 use nvml_wrapper::bitmasks::InitFlags;
 use nvml_wrapper::enum_wrappers::device::{ComputeMode as NvmlComputeMode, EccCounter, MemoryError};
-use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
 use nvml_wrapper::error::NvmlError as Told;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::sys_exports::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use nvml_wrapper::{Device, Nvml};
 
 use crate::report::{
@@ -26,6 +28,9 @@ const MIG_ENABLED: u32 = 1;
 const DEVICE_TYPE_GPU: u32 = 0;
 const DEVICE_TYPE_IBMNPU: u32 = 1;
 const DEVICE_TYPE_SWITCH: u32 = 2;
+/// `nvmlDeviceGpuRecoveryAction_t`, nvml.h, as far as the GPU is of no use before: GPU_RESET, NODE_REBOOT, GPU_RESET_BUS.
+const REMEDIES: [(u64, &str); 3] =
+    [(1, "a reset of the gpu"), (2, "a reboot of the host"), (5, "a reset of the gpu by its bus")];
 /// What a link of each version carries in one direction, Gbit/s (`nvmlNvlinkVersion_t`, nvml.h, from 1 on). Rates as
 /// NVIDIA publishes them for P100 (160 GB/s by 4 links, both directions), V100 (300 by 6), A100 (600 by 12), H100 (900 by
 /// 18) and B200 (1800 by 18). `nvidia-smi nvlink -s` prints the line rate, 26.562 GB/s for 25 GB/s of data.
@@ -107,7 +112,20 @@ fn gpu(device: &Device<'_>) -> Result<GpuReport, Told> {
         }),
         uncorrected_ecc_errors: device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).ok(),
         lost,
+        remedy: remedy(device).map(str::to_owned),
     })
+}
+
+/// What it takes to have the GPU work again. A GPU that merely has less to offer before its next reset works.
+fn remedy(device: &Device<'_>) -> Option<&'static str> {
+    let told = device.field_values_for(&[FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)]).ok()?.pop()?;
+    let action = match told.ok()?.value.ok()? {
+        SampleValue::U32(action) => u64::from(action),
+        SampleValue::U64(action) => action,
+        _ => return None,
+    };
+    let of_use = REMEDIES.iter().find(|(known, _)| *known == action);
+    of_use.map(|(_, remedy)| *remedy)
 }
 
 /// What a far end is told as, before it is known which GPUs there are.

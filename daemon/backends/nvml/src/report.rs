@@ -54,6 +54,9 @@ pub struct GpuReport {
     pub uncorrected_ecc_errors: Option<u64>,
     /// What the driver says when the GPU is lost.
     pub lost: Option<String>,
+    /// What the driver says that it takes to have the GPU work again (`a reset of the gpu`); `None` where it takes nothing,
+    /// and with drivers that do not tell.
+    pub remedy: Option<String>,
 }
 
 /// Memory of a GPU, bytes, as nvidia-smi shows it.
@@ -334,6 +337,7 @@ mod tests {
             fabric: Some(fabric(3, 0)),
             uncorrected_ecc_errors: Some(0),
             lost: None,
+            remedy: None,
         }
     }
 

@@ -9,7 +9,6 @@ use std::sync::{Arc, MutexGuard};
 
 use gdrd_hal::{GpuHealth, GpuUuid};
 
-use super::devices::facts_of;
 use super::{Runtime, lock};
 use crate::core::{GpuIndex, Host, Input};
 use crate::drain::DrainedGpu;
@@ -56,9 +55,9 @@ impl Runtime {
             }
             resumed.push((index, uuid));
         }
-        let mut lost = self.lost_by_driver();
+        let driver = self.lost_by_driver();
         for (gpu, uuid) in &resumed {
-            let lost = lost.remove(uuid);
+            let lost = driver.as_ref().map_or_else(|error| Some(error.clone()), |lost| lost.get(uuid).cloned());
             tracing::info!(gpu = %uuid, lost, "resumed");
             self.input(Input::GpuResumed { gpu: *gpu, lost });
         }
@@ -110,14 +109,15 @@ impl Runtime {
         lock(&self.draining)
     }
 
-    /// Those that the driver says are lost, and why.
-    fn lost_by_driver(&self) -> BTreeMap<GpuUuid, String> {
-        let facts = facts_of(self.gpu_facts.as_deref()).into_iter();
-        let lost = facts.filter_map(|fact| match fact.health {
+    /// Those that the driver says are lost, and why; or why it does not answer.
+    fn lost_by_driver(&self) -> Result<BTreeMap<GpuUuid, String>, String> {
+        let Some(facts) = &self.gpu_facts else { return Ok(BTreeMap::new()) };
+        let facts = facts.gpus().map_err(|error| format!("its driver cannot be asked how it is: {error}"))?;
+        let lost = facts.into_iter().filter_map(|fact| match fact.health {
             GpuHealth::Lost(why) => Some((fact.uuid, why)),
             _ => None,
         });
-        lost.collect()
+        Ok(lost.collect())
     }
 
     fn let_go_of(&self, uuid: &GpuUuid) {
