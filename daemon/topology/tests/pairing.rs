@@ -270,6 +270,19 @@ fn filters_levels_and_pins_have_the_last_word() {
 }
 
 #[test]
+fn rails_of_nics_that_are_not_there_are_told() {
+    let snapshot = profile::builtin("two-socket-2gpu").unwrap();
+    let warned = |names: &[&str]| {
+        let rails = names.iter().map(|name| ((*name).to_owned(), 0)).collect();
+        let warnings = plan(&snapshot, &PlanOptions { rails, ..PlanOptions::default() }).warnings;
+        warnings.into_iter().find(|warning| warning.starts_with("rails of "))
+    };
+    assert_eq!(warned(&["mlx5_0"]), None);
+    assert_eq!(warned(&["mlx5_0", "mlx_5"]).as_deref(), Some("rails of mlx_5: no NIC of that name on this host"));
+    assert_eq!(warned(&["a", "b"]).as_deref(), Some("rails of a, b: no NICs of these names on this host"));
+}
+
+#[test]
 fn operator_rails_order_equal_nics() {
     let snapshot = Sketch::new().switch(0).gpus(2).nics(2).read();
     let rails = BTreeMap::from([("mlx5_0".to_owned(), 1), ("mlx5_1".to_owned(), 0)]);

@@ -135,6 +135,7 @@ impl Pairing<'_> {
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = self.host.warnings.clone();
         warnings.extend(self.choice.bad_pins.iter().cloned());
+        warnings.extend(self.unknown_rails());
         warnings.extend(self.left_out());
         warnings.extend(self.far_pairs());
         warnings.extend(self.redirected_pairs());
@@ -146,6 +147,14 @@ impl Pairing<'_> {
             );
         }
         warnings
+    }
+
+    /// Rails of NICs that this host does not have: a name mistyped there would be lost without a word.
+    fn unknown_rails(&self) -> Option<String> {
+        let unknown = self.options.rails.keys().filter(|name| self.host.hcas.iter().all(|hca| hca.name != **name));
+        let names: Vec<String> = unknown.cloned().collect();
+        let are = if names.len() == 1 { "no NIC of that name" } else { "no NICs of these names" };
+        (!names.is_empty()).then(|| format!("rails of {}: {are} on this host", list(&names)))
     }
 
     /// NICs that are never given automatically, those of one reason together, in order of the first.
