@@ -3,6 +3,8 @@
 
 /// Most bytes looked at to tell a text.
 const HEAD_BYTES: usize = 4096;
+/// Most lines looked at to find one of lspci: prompts and prose come before.
+const MAX_LSPCI_LINES: usize = 16;
 
 const HWLOC: &str = "an XML export of hwloc (lstopo), which has no reader here: it lacks link speeds, NIC ports and much of the tree; \
                      use `gdrctl capture -o host.tar.zst`, or the archive of hwloc-gather-topology";
@@ -14,6 +16,12 @@ const SMI_TABLE: &str = "the table of `nvidia-smi`, which does not tell what lie
                          `nvidia-smi topo -m`";
 const GRAPHS: &str = "a graph that NCCL chose (NCCL_GRAPH_DUMP_FILE), not the topology it chose on; use what \
                       NCCL_TOPO_DUMP_FILE writes";
+const XML_PART: &str = "a part of an NCCL topology, without the `<system>` element that holds all; use the whole file that \
+                        NCCL_TOPO_DUMP_FILE wrote";
+const NCCL_LOG: &str = "a log of NCCL, which has no reader here; use what NCCL_TOPO_DUMP_FILE writes, or the text of \
+                        `nvidia-smi topo -m`";
+const WEIGHTS: &str = "weights between GPUs (`rocm-smi --showtopoweight`), which do not tell by what they are joined; use the text \
+                       of `rocm-smi --showtopo`";
 const LSPCI: &str = "text of lspci, which has no reader here: it names no NUMA nodes and no RDMA devices; use \
                      `gdrctl capture -o host.tar.zst`, or a copy of /sys";
 const VERBS: &str = "a list of RDMA devices (ibstat, ibv_devinfo), which does not tell where GPUs are; use \
@@ -31,26 +39,40 @@ pub(crate) fn name(text: &str) -> Option<&'static str> {
     let found = [
         (has("<nvidia_smi_log"), SMI_LOG),
         (has("<topology") || has("hwloc.dtd") || has("hwloc2.dtd"), HWLOC),
-        (has("<graphs"), GRAPHS),
+        (has("<graphs") || has("<graph id="), GRAPHS),
+        (has("<pci busid=") && !has("<system"), XML_PART),
         (first.starts_with("Machine (") || first.starts_with("Machine L#") || first.starts_with("Package L#"), LSTOPO),
-        (is_lspci(first), LSPCI),
+        (is_lspci(first) || lines.take(MAX_LSPCI_LINES).any(is_lspci), LSPCI),
         (first.starts_with("CA '") || first.starts_with("hca_id:"), VERBS),
         (has("NVIDIA-SMI") && has("Driver Version"), SMI_TABLE),
+        (has("NCCL INFO"), NCCL_LOG),
+        (has("Weight between two GPUs"), WEIGHTS),
         (has("ACCESS TABLE:") || has("LINK TYPE TABLE:"), AMD_SMI),
         (first.starts_with('{') && has("\"schema\"") && has("\"gdrd."), ANSWER),
     ];
     found.into_iter().find(|(is_it, _)| *is_it).map(|(_, name)| name)
 }
 
-/// `-[0000:00]-+-`, `+-[0000:40]-`, `00:00.0 Host bridge: …` or `0000:00:00.0 …`.
+/// `-[0000:00]-+-`, `+-[0000:40]-`, `+-08.0-[5c-5f]----00.0`, `00:00.0 Host bridge: …` or `0000:00:00.0 …`.
 fn is_lspci(line: &str) -> bool {
     let tree = line.trim_start_matches(['-', '+', '|', ' ', '\\']);
     if tree.starts_with('[') && tree.get(1..).is_some_and(|rest| rest.split(['-', ']']).next().is_some_and(is_bus)) {
         return true;
     }
+    if tree.len() < line.len() && tree.split_once("-[").is_some_and(|(slot, _)| is_slot(slot)) {
+        return true;
+    }
     let Some((address, rest)) = line.split_once(' ') else { return false };
     let full = if address.matches(':').count() == 1 { format!("0000:{address}") } else { address.to_owned() };
     full.parse::<crate::bdf::Bdf>().is_ok() && rest.contains(':')
+}
+
+/// `08.0`, device and function in two and one hexadecimal digits.
+fn is_slot(text: &str) -> bool {
+    text.len() == 4
+        && text.split_once('.').is_some_and(|(device, function)| {
+            [device, function].iter().all(|part| part.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        })
 }
 
 fn is_bus(text: &str) -> bool {
@@ -101,6 +123,11 @@ mod tests {
             ("0000:17:00.0 Ethernet controller: x\n", "lspci"),
             (" +-[0000:40]-+-00.0  AMD\n", "lspci"),
             ("-[0000:00]-+-00.0  Intel\n", "lspci"),
+            ("root@a:~# lspci -tv\n | |  +-03.4  x\n |  +-08.0-[5c-5f]----00.0  NVIDIA\n", "lspci"),
+            ("  <pci busid=\"0000:b8:00.0\">\n", "whole file"),
+            ("<graph id=\"0\">", "NCCL_TOPO_DUMP_FILE"),
+            ("a:1:2 [5] NCCL INFO CPU/0-0 (1/2/-1)\n", "NCCL_TOPO_DUMP_FILE"),
+            ("==== Weight between two GPUs ====\n", "--showtopo`"),
             ("-+-[10000:e0-e1]---06.0 x\n", "lspci"),
             ("CA 'mlx5_0'\n\tCA type: MT4129", "ibstat"),
             ("hca_id:\tmlx5_0\n", "ibv_devinfo"),

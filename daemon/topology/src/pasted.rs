@@ -42,10 +42,11 @@ pub(crate) fn without_service(line: &str, is_cell: impl Fn(&str) -> bool) -> &st
     if clean(name).split_whitespace().count() == 1 && !is_first_a_cell { rest } else { line }
 }
 
-/// `node-1:`, but not `NIC0:`, which is of a legend.
+/// `node-1:` or `[rank0]:`, but not `NIC0:`, which is of a legend.
 fn is_host(word: &str) -> bool {
     word.strip_suffix(':').is_some_and(|host| {
-        let is_column = ["NIC", "GPU"].iter().any(|kind| host.starts_with(kind));
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let is_column = ["NIC", "nic", "GPU"].iter().any(|kind| host.starts_with(kind));
         !is_column && host.starts_with(|c: char| c.is_ascii_alphanumeric()) && !host.contains(':')
     })
 }
@@ -60,8 +61,9 @@ fn is_time(word: &str) -> bool {
 }
 
 /// Removes escape sequences of terminals (ECMA-48: CSI and OSC), also those of which the paste lost the
-/// escape character, and control characters other than tab. Table bars become blanks.
+/// escape character, control characters other than tab, and what HTML and `cat -A` put. Table bars become blanks.
 pub(crate) fn clean(line: &str) -> String {
+    let line = line.strip_suffix('$').unwrap_or(line);
     let mut out = String::with_capacity(line.len());
     let mut rest = line;
     while let Some(next) = rest.chars().next() {
@@ -73,15 +75,43 @@ pub(crate) fn clean(line: &str) -> String {
             rest = after;
             continue;
         }
+        if let Some((sign, after)) = markup(rest) {
+            out.push(sign);
+            rest = after;
+            continue;
+        }
         rest = rest.get(next.len_utf8()..).unwrap_or_default();
         match next {
             '\t' => out.push('\t'),
-            '|' | '\u{a0}' => out.push(' '),
+            '|' | '\u{a0}' | '\u{2500}'..='\u{256c}' => out.push(' '),
             other if !other.is_control() => out.push(other),
             _ => {}
         }
     }
     out
+}
+
+/// What a named character or a tag of HTML stands for, or the `^I` of `cat -A`, and what follows it.
+fn markup(text: &str) -> Option<(char, &str)> {
+    const SIGNS: [(&str, char); 9] = [
+        ("&nbsp;", ' '),
+        ("&#160;", ' '),
+        ("&#xa0;", ' '),
+        ("&#9;", '\t'),
+        ("&Tab;", '\t'),
+        ("&lt;", '<'),
+        ("&gt;", '>'),
+        ("&amp;", '&'),
+        ("^I", '\t'),
+    ];
+    const TAGS: [&str; 8] = ["pre", "code", "span", "table", "tr", "td", "th", "p"];
+    let sign = SIGNS.iter().find_map(|(name, sign)| Some((*sign, text.strip_prefix(name)?)));
+    sign.or_else(|| {
+        let body = text.strip_prefix('<')?;
+        let (tag, after) = body.split_once('>')?;
+        let name = tag.trim_start_matches('/').split_whitespace().next()?;
+        TAGS.iter().any(|tag| tag.eq_ignore_ascii_case(name)).then_some((' ', after))
+    })
 }
 
 /// What follows `[ parameters final`.
@@ -130,6 +160,7 @@ mod tests {
             ("NIC0: mlx5_0", "NIC0: mlx5_0"),
             ("0-15,32-47\t0", "0-15,32-47\t0"),
             ("\tGPU0\tX", "\tGPU0\tX"),
+            ("[rank0]: GPU0\tX", " GPU0\tX"),
             ("[pod/a] GPU0", "[pod/a] GPU0"),
             ("[root@node-1 my dir]$ GPU0\tX", "GPU0\tX"),
             ("(env) user@node-1:~/a b# GPU0\tX", "GPU0\tX"),
@@ -149,6 +180,10 @@ mod tests {
             ("\u{1b}]0;title\u{1b}\\GPU0", "GPU0"),
             ("GPU[0]\t\t: x", "GPU[0]\t\t: x"),
             ("| GPU0 | X |\r", "  GPU0   X  "),
+            ("<td>GPU0</td><td class=\"a\">X</td>", " GPU0  X "),
+            ("&nbsp;GPU0&#9;X^IPIX$", " GPU0\tX\tPIX"),
+            ("[1,0]<stdout>: a < b && c", "[1,0]<stdout>: a < b && c"),
+            ("│ GPU0 │ X │", "  GPU0   X  "),
             ("\u{1b}", ""),
             ("\u{1b}[", "["),
             ("[12", "[12"),

@@ -100,11 +100,20 @@ pub fn read_text(text: &str, path: &Path, options: &ReadOptions) -> Result<Snaps
     if let Some(reason) = foreign::name(text).filter(|_| first.starts_with('<')) {
         return Err(unknown(reason));
     }
-    let raw = if let Some(xml) = xml_of(text, first) {
-        let topology = NcclTopology::parse(xml).map_err(|error| bad("NCCL topology XML", error.to_string()))?;
-        topology.host()
+    let mut raw = if let Some(xml) = Xml::within(text, first) {
+        let topology = NcclTopology::parse(xml.body).map_err(|error| bad("NCCL topology XML", error.to_string()))?;
+        let mut raw = topology.host();
+        let others = [xml.before, xml.after].into_iter().filter_map(other_input);
+        raw.warnings.extend(
+            others.map(|other| format!("the text also holds {other}: left out, only the first NCCL topology counts")),
+        );
+        raw
     } else if topo_m::is_topo_m(text) {
         topo_m::parse(text).map_err(|error| bad("nvidia-smi topo -m", error.to_string()))?
+    } else if let Some(text) = unescaped(text).filter(|text| topo_m::is_topo_m(text)) {
+        topo_m::parse(&text).map_err(|error| bad("nvidia-smi topo -m", error.to_string()))?
+    } else if text.contains(XML_BEGIN) {
+        return Err(bad("NCCL topology XML", format!("is cut off before its end, `{XML_END}`; use the whole file")));
     } else if rocm_topo::is_rocm_topo(text) {
         rocm_topo::parse(text).map_err(|error| bad("rocm-smi --showtopo", error.to_string()))?
     } else if topo_m::is_p2p_alone(text) {
@@ -112,6 +121,9 @@ pub fn read_text(text: &str, path: &Path, options: &ReadOptions) -> Result<Snaps
     } else {
         return Err(unknown(foreign::name(text).unwrap_or(NO_KNOWN_TEXT)));
     };
+    if raw.source == SourceKind::TopoM && rocm_topo::is_rocm_topo(text) {
+        raw.warnings.push("the text also holds tables of `rocm-smi --showtopo`: left out".to_owned());
+    }
     Ok(snapshot(raw, path, options))
 }
 
@@ -143,15 +155,50 @@ const NO_KNOWN_TEXT: &str = "no input that is known here: tried a host profile (
                              NCCL topology XML (`<system>`), the matrix of `nvidia-smi topo -m` (a row such as `GPU0  X  PIX`) \
                              and the output of `rocm-smi --showtopo`; archives and folders must hold sys/";
 
-/// The XML of a text: all of it, or a `system` element with other lines around it.
-fn xml_of<'a>(text: &'a str, first: &str) -> Option<&'a str> {
-    const END: &str = "</system>";
-    if first.starts_with('<') {
-        return Some(text);
+const XML_BEGIN: &str = "<system";
+const XML_END: &str = "</system>";
+
+/// The NCCL topology of a text, with the lines around it.
+struct Xml<'a> {
+    before: &'a str,
+    body: &'a str,
+    after: &'a str,
+}
+
+impl<'a> Xml<'a> {
+    /// The first `system` element and what an XML text has before it, or all of a text that is XML without one, for its
+    /// parser to say what is wrong with it.
+    fn within(text: &'a str, first: &str) -> Option<Self> {
+        let is_xml = first.starts_with('<');
+        let is_whole = |text: &str| is_xml && !text.contains(XML_BEGIN) && !topo_m::is_topo_m(text);
+        if is_whole(text) {
+            return Some(Self { before: "", body: text, after: "" });
+        }
+        let system = text.find("<system ").or_else(|| text.find("<system>"))?;
+        let second = text.get(system..)?.match_indices(XML_BEGIN).nth(1).and_then(|(at, _)| at.checked_add(system));
+        let end = text.get(system..second.unwrap_or(text.len()))?.rfind(XML_END)?;
+        let end = system.checked_add(end)?.checked_add(XML_END.len())?;
+        let begin = if is_xml { 0 } else { system };
+        Some(Self { before: text.get(..begin)?, body: text.get(begin..end)?, after: text.get(end..)? })
     }
-    let begin = text.find("<system ").or_else(|| text.find("<system>"))?;
-    let end = text.rfind(END)?.checked_add(END.len())?;
-    text.get(begin..end)
+}
+
+/// What else a text holds that could be read.
+fn other_input(text: &str) -> Option<&'static str> {
+    if text.trim().is_empty() {
+        None
+    } else if topo_m::is_topo_m(text) {
+        Some("a matrix of `nvidia-smi topo -m`")
+    } else if rocm_topo::is_rocm_topo(text) {
+        Some("tables of `rocm-smi --showtopo`")
+    } else {
+        text.contains(XML_BEGIN).then_some("another NCCL topology")
+    }
+}
+
+/// A matrix within a string of JSON or of a programming language, its line ends and tabs written as `\n` and `\t`.
+fn unescaped(text: &str) -> Option<String> {
+    (text.contains("\\n") && text.contains("GPU0")).then(|| text.replace("\\n", "\n").replace("\\t", "\t"))
 }
 
 fn snapshot(raw: RawHost, path: &Path, options: &ReadOptions) -> Snapshot {

@@ -2,7 +2,7 @@
 //!
 //! No NICs and no addresses. Lines that are no part of it are skipped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::level::Level;
 use crate::model::{GivenLevel, NamedGpu, NumaId, RawHost};
@@ -26,6 +26,8 @@ pub struct BadRocmTopo(String);
 struct Facts {
     node: BTreeMap<usize, String>,
     affinity: BTreeMap<usize, String>,
+    /// GPUs that have a row.
+    rows: BTreeSet<usize>,
     hops: BTreeMap<(usize, usize), String>,
     link: BTreeMap<(usize, usize), String>,
 }
@@ -58,9 +60,8 @@ pub fn parse(text: &str) -> Result<RawHost, BadRocmTopo> {
     let facts = facts(text)?;
     let mut raw = RawHost::new(SOURCE);
     let pairs = facts.link.keys().chain(facts.hops.keys()).flat_map(|(a, b)| [*a, *b]);
-    let mut gpus: Vec<usize> = facts.node.keys().chain(facts.affinity.keys()).copied().chain(pairs).collect();
-    gpus.sort_unstable();
-    gpus.dedup();
+    let nodes = facts.node.keys().chain(facts.affinity.keys());
+    let gpus: BTreeSet<usize> = nodes.chain(&facts.rows).copied().chain(pairs).collect();
     if gpus.is_empty() {
         return Err(BadRocmTopo("names no GPU, neither in a table nor as `GPU[0] : (Topology) Numa Node`".to_owned()));
     }
@@ -69,9 +70,11 @@ pub fn parse(text: &str) -> Result<RawHost, BadRocmTopo> {
     for gpu in &gpus {
         raw.named_gpus.push(NamedGpu { name: format!("GPU{gpu}"), numa: numa.get(gpu).copied().flatten() });
     }
-    for ((a, b), link) in facts.link.iter().filter(|((a, b), _)| a < b) {
+    let pairs: BTreeSet<&(usize, usize)> = facts.link.keys().chain(facts.hops.keys()).filter(|(a, b)| a < b).collect();
+    for (a, b) in pairs {
         let nodes = numa.get(a).copied().flatten().zip(numa.get(b).copied().flatten());
-        if let Some(level) = level(link, facts.hops.get(&(*a, *b)), nodes) {
+        let told = |of: &BTreeMap<(usize, usize), String>| of.get(&(*a, *b)).cloned();
+        if let Some(level) = level(told(&facts.link).as_deref(), told(&facts.hops).as_deref(), nodes) {
             raw.given_levels.push(GivenLevel { a: format!("GPU{a}"), b: format!("GPU{b}"), level, source: SOURCE });
         }
     }
@@ -92,13 +95,16 @@ fn numa(facts: &Facts, gpu: usize, warnings: &mut Vec<String>) -> Option<NumaId>
 }
 
 /// One xGMI hop is a link of their own. All else goes by PCIe or through other GPUs: the nodes tell how far
-/// that is at most, not whether there is a switch in common.
-fn level(link: &str, hops: Option<&String>, nodes: Option<(NumaId, NumaId)>) -> Option<Level> {
-    if link == "XGMI" && hops.is_none_or(|hops| hops == "1") {
-        return Some(Level::nvlink(1));
+/// that is at most, not whether there is a switch in common. Hops count steps and no links: 1 is xGMI, 2 PCIe within
+/// a node, 3 between nodes (MI200 system optimization guide of AMD, `rocm-smi --showtopo`).
+fn level(link: Option<&str>, hops: Option<&str>, nodes: Option<(NumaId, NumaId)>) -> Option<Level> {
+    match (link, hops, nodes) {
+        (Some("XGMI"), None | Some("1"), _) | (None, Some("1"), _) => Some(Level::nvlink(1)),
+        (_, _, Some((a, b))) => Some(if a == b { Level::Node } else { Level::Sys }),
+        (Some("PCIE") | None, Some("2"), None) => Some(Level::Node),
+        (Some("PCIE") | None, Some("3"), None) => Some(Level::Sys),
+        _ => None,
     }
-    let (a, b) = nodes?;
-    Some(if a == b { Level::Node } else { Level::Sys })
 }
 
 fn facts(text: &str) -> Result<Facts, BadRocmTopo> {
@@ -128,7 +134,8 @@ fn facts(text: &str) -> Result<Facts, BadRocmTopo> {
             Table::LinkType => &mut facts.link,
             Table::Other => continue,
         };
-        let Some(row) = gpu_number(row) else { continue };
+        let Some(row) = gpu_number(row).filter(|row| columns.contains(row)) else { continue };
+        facts.rows.insert(bounded(row)?);
         for (column, cell) in columns.iter().zip(cells).filter(|(column, _)| **column != row) {
             target.insert((bounded(row)?, bounded(*column)?), (*cell).to_owned());
         }
@@ -150,11 +157,11 @@ fn bounded(gpu: usize) -> Result<usize, BadRocmTopo> {
     if gpu < MAX_ROCM_GPUS { Ok(gpu) } else { Err(BadRocmTopo(format!("names GPU {gpu}, of at most {MAX_ROCM_GPUS}"))) }
 }
 
-/// `GPU[0] : (Topology) Numa Node: 3`.
+/// `GPU[0] : (Topology) Numa Node: 3`, also as documents retype it, `GPU 0 : …`.
 fn topology_line(line: &str) -> Option<(usize, &str, &str)> {
-    let (_, rest) = line.split_once("GPU[")?;
-    let (number, rest) = rest.split_once(']')?;
-    let (_, rest) = rest.split_once("(Topology)")?;
+    let (gpu, rest) = line.split_once("(Topology)")?;
+    let (_, number) = gpu.split_once("GPU")?;
+    let number = number.trim_matches(|c: char| c.is_whitespace() || "[]:".contains(c));
     let (key, value) = rest.split_once(':')?;
     let key = key.trim();
     matches!(key, "Numa Node" | "Numa Affinity").then_some(())?;

@@ -342,6 +342,37 @@ fn files_are_told_by_their_content() {
     assert_eq!(read(&latin).unwrap().source.kind, SourceKind::TopoM);
 }
 
+/// What is left out is told: a person who hands in two inputs in one file means both.
+#[test]
+fn of_two_inputs_in_one_text_one_counts_and_the_other_is_named() {
+    let matrix = "\tGPU0\tNIC0\nGPU0\t X \tPIX\nNIC0\tPIX\t X \n";
+    let xml = "<system version=\"1\"><cpu numaid=\"0\"/></system>\n";
+    let rocm = "==== Numa Nodes ====\nGPU[0]\t\t: (Topology) Numa Node: 1\n";
+    for (text, kind, told) in [
+        (format!("{matrix}{xml}"), SourceKind::NcclXml, "a matrix of `nvidia-smi topo -m`"),
+        (format!("{xml}{matrix}"), SourceKind::NcclXml, "a matrix of `nvidia-smi topo -m`"),
+        (format!("{xml}{rocm}"), SourceKind::NcclXml, "tables of `rocm-smi --showtopo`"),
+        (format!("node1:\n{xml}node2:\n{xml}"), SourceKind::NcclXml, "another NCCL topology"),
+        (format!("{xml}{xml}"), SourceKind::NcclXml, "another NCCL topology"),
+        (format!("{rocm}{matrix}"), SourceKind::TopoM, "tables of `rocm-smi --showtopo`"),
+    ] {
+        let snapshot = read(text.as_bytes()).unwrap();
+        assert_eq!(snapshot.source.kind, kind, "{text}");
+        let is_told = |warning: &String| warning.starts_with("the text also holds ") && warning.contains(told);
+        assert!(snapshot.host.warnings.iter().any(is_told), "{text}: {:?}", snapshot.host.warnings);
+    }
+    let one = read(format!("```\n{xml}```\n").as_bytes()).unwrap();
+    assert_eq!(one.host.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn a_topology_that_was_cut_is_told() {
+    let cut = "<system version=\"1\">\n  <cpu numaid=\"0\">\n    <pci busid=\"0000:01:00.0\"/>\n ...\n";
+    for text in [cut.to_owned(), format!("```\n{cut}```\n")] {
+        assert!(error(text.as_bytes()).contains("cut off before its end, `</system>`"), "{text}");
+    }
+}
+
 /// As PowerShell writes what is piped into a file.
 #[test]
 fn text_of_windows_is_read_as_any_other() {
@@ -363,6 +394,9 @@ fn what_others_print_is_refused_by_its_name_with_what_to_use() {
         ("<?xml version=\"1.0\"?>\n<nvidia_smi_log/>", "nvidia-smi -q -x", "topo -m"),
         (" +-[0000:40]-+-00.0  AMD Root Complex\n", "lspci", "gdrctl capture"),
         ("CA 'mlx5_0'\n", "ibstat", "topo -m"),
+        ("a:1:2 [5] NCCL INFO CPU/0-0 (1/2/-1)\n", "log of NCCL", "NCCL_TOPO_DUMP_FILE"),
+        ("<graph id=\"0\" pattern=\"4\"/>\n", "graph", "NCCL_TOPO_DUMP_FILE"),
+        ("== Weight between two GPUs ==\n", "showtopoweight", "--showtopo`"),
     ] {
         let text = error(text.as_bytes());
         assert!(text.contains(name) && text.contains(instead), "{text}");

@@ -95,6 +95,25 @@ fn one_hop_of_xgmi_is_a_link_and_pcie_goes_by_nodes() {
     }
 }
 
+/// `--showtopohops` alone: 1 is xGMI, 2 PCIe within a node, 3 between nodes (MI200 optimization guide of AMD).
+#[test]
+fn hops_alone_tell_levels() {
+    let (hops, _) = SHOWTOPO.split_once("\n\n=============================== Link").unwrap();
+    let host = read(hops);
+    let level = |a, b| host.gpu_level(GpuId(a), GpuId(b));
+    let levels = [level(0, 1), level(1, 2), level(0, 2)];
+    assert_eq!(levels, [Some(Level::nvlink(1)), Some(Level::Node), Some(Level::Sys)]);
+}
+
+/// Public documents retype `GPU[0]` as `GPU 0`; one GPU has a table of one cell (sglang's report of a guest).
+#[test]
+fn gpus_are_found_however_they_are_written() {
+    let retyped = read(&showtoponuma(&[(1, 1), (0, 0)]).replace("GPU[", "GPU ").replace(']', "   "));
+    assert_eq!(nodes(&retyped), [Some(1), Some(0)]);
+    let alone = read("=== Link Type between two GPUs ===\n       GPU0\nGPU0   0\n=== End of ROCm SMI Log ===\n");
+    assert_eq!(nodes(&alone), [None]);
+}
+
 #[test]
 fn text_without_gpus_is_refused() {
     for text in ["", "Hops between two GPUs\n", "GPU0 GPU1\nGPU0 X PIX\n"] {

@@ -4,6 +4,8 @@
 //! things that follow: a row that is missing is filled from the columns of the others, and a NIC is on the
 //! NUMA node of the GPUs nearest to it.
 
+mod apart;
+mod line;
 mod matrix;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::level::Level;
 use crate::model::{GivenLevel, HcaOrigin, NamedGpu, NumaId, RawHca, RawHost};
 use crate::source::SourceKind;
-use matrix::{Column, Matrix};
+use line::Column;
+use matrix::Matrix;
 
 const SOURCE: SourceKind = SourceKind::TopoM;
 
@@ -126,7 +129,7 @@ fn names(matrix: &Matrix, warnings: &mut Vec<String>) -> Vec<String> {
 
 /// Whether a NIC goes by its column (`NIC0`), which no RDMA device is called.
 pub(crate) fn is_placeholder(name: &str) -> bool {
-    matrix::numbered(name, "NIC")
+    line::numbered(name, "NIC")
 }
 
 /// Level of each pair of columns, the lower first. Where two rows differ the nearer level is kept: a row

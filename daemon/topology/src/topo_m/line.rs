@@ -1,0 +1,222 @@
+//! What one line of a paste says: a header, a row, names of a legend.
+
+use crate::level::Level;
+
+/// A device of the header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Column {
+    /// `GPU0`, `NIC0`, or the device's own name in older versions.
+    pub(super) name: String,
+}
+
+impl Column {
+    pub(super) fn is_gpu(&self) -> bool {
+        numbered(&self.name, "GPU")
+    }
+
+    pub(super) fn is_mig(&self) -> bool {
+        is_mig(&self.name)
+    }
+}
+
+/// A line that begins as a row does.
+pub(super) struct RawRow {
+    pub(super) name: String,
+    pub(super) levels: Vec<String>,
+    pub(super) rest: String,
+}
+
+impl RawRow {
+    pub(super) fn has_x(&self) -> bool {
+        self.levels.iter().any(|word| level(word) == Some(Level::Same))
+    }
+}
+
+/// `GPU0  X  OK  CNS`: a row of `nvidia-smi topo -p2p`, by the words of its legend.
+pub(super) fn is_p2p_row(line: &str) -> bool {
+    const STATES: [&str; 7] = ["OK", "CNS", "GNS", "TNS", "NS", "DR", "U"];
+    let mut words = line.split_whitespace().skip_while(|word| is_prefix(word));
+    if !words.next().is_some_and(|name| numbered(name, "GPU")) {
+        return false;
+    }
+    let cells: Vec<&str> = words.collect();
+    let is_state = |word: &&str| STATES.contains(word);
+    cells.iter().any(is_state) && cells.iter().all(|word| *word == "X" || is_state(word))
+}
+
+/// `GPU` or `NIC` and a number.
+pub(super) fn numbered(name: &str, kind: &str) -> bool {
+    let digits = name.strip_prefix(kind);
+    digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// An instance of a GPU: `GPU0-MIG0`, or `MIG 0/7/0` as [`join_mig`] joins it.
+fn is_mig(word: &str) -> bool {
+    let kind = word
+        .strip_prefix("GPU")
+        .map_or(word, |rest| rest.trim_start_matches(|c: char| "-:/".contains(c) || c.is_ascii_digit()));
+    kind.strip_prefix("MIG").is_some_and(|rest| {
+        rest.bytes().any(|byte| byte.is_ascii_digit())
+            && rest.bytes().all(|byte| byte.is_ascii_digit() || b"-:/.".contains(&byte))
+    })
+}
+
+/// Makes one word of `MIG 0/7/0`.
+pub(super) fn join_mig(line: String) -> String {
+    if !line.contains("MIG ") {
+        return line;
+    }
+    let mut out = String::with_capacity(line.len());
+    let mut rest = line.as_str();
+    while let Some((before, after)) = rest.split_once("MIG ") {
+        out.push_str(before);
+        let number = after.trim_start_matches(' ');
+        let is_instance = number.starts_with(|c: char| c.is_ascii_digit());
+        out.push_str(if is_instance { "MIG-" } else { "MIG " });
+        rest = number;
+    }
+    out + rest
+}
+
+/// A name that a column can have: devices all have a number in theirs.
+fn is_device(word: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '+');
+    is_mig(word)
+        || word.starts_with(|c: char| c.is_ascii_alphabetic())
+            && word.chars().all(plain)
+            && word.bytes().any(|byte| byte.is_ascii_digit())
+            && level(word).is_none()
+}
+
+/// A name of capitals alone, as people who retype a matrix give a NIC (`HSN`).
+fn is_capitals(word: &str) -> bool {
+    word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase()) && level(word).is_none()
+}
+
+/// What a cell says. `SOC` is what versions before 2017 print for SYS.
+pub(super) fn level(word: &str) -> Option<Level> {
+    match word {
+        "SOC" => Some(Level::Sys),
+        word => Level::parse(word),
+    }
+}
+
+pub(super) fn is_cell(word: &str) -> bool {
+    level(word).is_some() || matches!(word, "N/A" | "-" | "--" | "?")
+}
+
+/// Pairs of a NIC's column and its name, free of the quoting and lists that people put around them.
+pub(super) fn legend_entries(line: &str) -> Vec<(String, String)> {
+    if !line.contains("NIC") {
+        return Vec::new();
+    }
+    let plain = line.replace(['`', '\'', '"', '*', ',', ';'], " ").replace(':', " : ").replace('(', " (");
+    let words: Vec<&str> = plain.split_whitespace().collect();
+    let entry = |at: usize| {
+        let nic = words.get(at).filter(|word| numbered(word, "NIC"))?;
+        words.get(at + 1).filter(|word| **word == ":")?;
+        let name = words.get(at + 2)?.trim_end_matches('.');
+        // `NIC0: is down` is prose: device names have a number, or stand alone.
+        let is_alone = words.get(at + 3).is_none_or(|word| !word.starts_with(|c: char| c.is_ascii_alphanumeric()));
+        let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic()) && !numbered(name, "NIC");
+        (is_name && (is_device(name) || is_alone)).then(|| ((*nic).to_owned(), name.to_owned()))
+    };
+    (0..words.len()).filter_map(entry).collect()
+}
+
+/// A word that may stand before a row: quoting, a time of day, a log's `[name]`.
+fn is_prefix(word: &str) -> bool {
+    !word.bytes().any(|byte| byte.is_ascii_alphabetic()) || (word.starts_with('[') && word.ends_with(']'))
+}
+
+/// Whether words are a row for certain: a device, then cells of which one is the X and another a level.
+fn is_row(words: &[&str]) -> bool {
+    let Some((name, cells)) = words.split_first() else { return false };
+    let cells = || cells.iter().take_while(|word| is_cell(word)).map(|word| level(word));
+    let is_other = |level: Option<Level>| level.is_some_and(|level| level != Level::Same);
+    (is_device(name) || is_capitals(name)) && cells().any(|cell| cell == Some(Level::Same)) && cells().any(is_other)
+}
+
+/// A device, then levels, then what else the row holds. What a log puts before a row may be anything.
+pub(super) fn raw_row(line: &str) -> Option<RawRow> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let first = words.iter().position(|word| !is_prefix(word))?;
+    let is_row_at = |at: &usize| words.get(*at..).is_some_and(is_row);
+    let at = Some(first).filter(is_row_at).or_else(|| (first..words.len()).find(is_row_at)).unwrap_or(first);
+    let name = words.get(at).filter(|name| is_device(name) || is_row_at(&at))?;
+    let cells = words.get(at + 1..).unwrap_or_default();
+    // A word among levels is a mistyped one; only rows have an X.
+    let has_x = cells.contains(&"X");
+    let is_mistyped = |place: usize| has_x && cells.get(place + 1).is_some_and(|next| level(next).is_some());
+    let levels = cells.iter().enumerate().take_while(|(place, word)| is_cell(word) || is_mistyped(*place));
+    let levels: Vec<String> = levels.map(|(_, word)| (*word).to_owned()).collect();
+    // `PIX = Connection …` and the like explain levels, they are no row.
+    if words.get(at + 2).is_some_and(|word| *word == "=") {
+        return None;
+    }
+    let rest = after_words(line, at + 1 + levels.len());
+    let row = trimmed(RawRow { name: (*name).to_owned(), levels, rest: rest.to_owned() });
+    (!row.levels.is_empty()).then_some(row)
+}
+
+/// `N/A` behind the levels is of another column: affinities come last and are no cells.
+fn trimmed(mut row: RawRow) -> RawRow {
+    while row.levels.last().is_some_and(|word| level(word).is_none()) {
+        if let Some(word) = row.levels.pop() {
+            row.rest = format!("\t{word}{}", row.rest);
+        }
+    }
+    row
+}
+
+/// The line behind its first `count` words, blanks kept.
+fn after_words(line: &str, count: usize) -> &str {
+    let mut rest = line;
+    for _ in 0..count {
+        rest = rest.trim_start();
+        rest = rest.find(char::is_whitespace).and_then(|end| rest.get(end..)).unwrap_or_default();
+    }
+    rest
+}
+
+/// A line that a narrow terminal broke off: more levels, then the affinities.
+pub(super) fn go_on(row: &mut RawRow, line: &str) {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let more: Vec<String> =
+        words.iter().take_while(|word| level(word).is_some()).map(|word| (*word).to_owned()).collect();
+    if more.is_empty() || words.get(1).is_some_and(|word| *word == "=") {
+        return;
+    }
+    row.rest = after_words(line, more.len()).to_owned();
+    row.levels.extend(more);
+}
+
+/// Device columns of a header line. `goes_on` if the line before was one, of which this may be the rest.
+pub(super) fn header(line: &str, goes_on: bool) -> Option<Vec<Column>> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let end = words.iter().position(|word| ["CPU", "Affinity"].iter().any(|end| word.eq_ignore_ascii_case(end)));
+    // Words before the first GPU can only be told from prose if the affinities follow.
+    let first = words.iter().position(|word| numbered(word, "GPU"));
+    let first = first.filter(|first| *first == 0 || end.is_some()).or(goes_on.then_some(0))?;
+    let names = words.get(first..end.unwrap_or(words.len()))?;
+    let is_whole = end.is_some() && names.first().is_some_and(|name| numbered(name, "GPU"));
+    let is_name = |word: &&str| is_device(word) || is_whole && is_capitals(word);
+    let is_header = names.iter().all(is_name) && words.len() > first;
+    is_header.then(|| names.iter().map(|name| Column { name: (*name).to_owned() }).collect())
+}
+
+/// NUMA affinity out of what follows the levels: `CPU affinity, NUMA affinity, GPU NUMA ID`. Between tabs a
+/// cell may be empty; where a paste lost the tabs the words themselves must tell.
+pub(super) fn numa_affinity(rest: &str) -> String {
+    let rest = rest.trim_end_matches([' ', '\r']);
+    if let Some(cells) = rest.trim_start_matches(' ').strip_prefix('\t') {
+        return cells.split('\t').nth(1).unwrap_or_default().trim().to_owned();
+    }
+    let words: Vec<&str> = rest.split_whitespace().filter(|word| *word != "N/A").collect();
+    match words.as_slice() {
+        [_, numa, ..] => (*numa).to_owned(),
+        // One word is the CPUs if it is a range: a host has more than one CPU.
+        [one] if !one.contains(['-', ',']) => (*one).to_owned(),
+        _ => String::new(),
+    }
+}
