@@ -2,7 +2,10 @@
 
 mod support;
 
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::Command;
 
 use gdrd_harness::as_root_of_a_user_namespace;
@@ -17,6 +20,7 @@ const TOKEN: &str = "GDRD_TEST_TOKEN";
 /// And the socket it uses it on.
 const SOCKET: &str = "GDRD_TEST_SOCKET";
 const OTHER_UID: u32 = 12_345;
+const REFUSED: &str = "refused_connections_of_one_user_keep_no_answer_from_another";
 
 #[test]
 fn token_of_another_user_is_worth_nothing() {
@@ -32,9 +36,7 @@ fn token_of_another_user_is_worth_nothing() {
         let (_session, token) = raw_session(&stage.runtime_dir().join("session.sock"));
         let token = token.iter().map(u8::to_string).collect::<Vec<_>>().join(" ");
         let socket = stage.runtime_dir().join("gdrd.sock").to_string_lossy().into_owned();
-        let mut thief = Command::new(std::env::current_exe().expect("a path"));
-        thief.args(["--exact", TEST, "--nocapture"]).env(TOKEN, &token).env(SOCKET, &socket);
-        assert!(thief.uid(OTHER_UID).gid(OTHER_UID).status().expect("it starts").success());
+        as_another_user(TEST, &[(TOKEN, &token), (SOCKET, &socket)]);
         use_token(&token, &socket, Ok(()));
     });
 }
@@ -51,4 +53,41 @@ fn use_token(token: &str, socket: &str, expected: Result<(), &str>) {
         reason.unwrap_or_default().to_owned()
     });
     assert_eq!(got, expected.map_err(str::to_owned));
+}
+
+#[test]
+fn refused_connections_of_one_user_keep_no_answer_from_another() {
+    if let Ok(socket) = std::env::var(SOCKET) {
+        return be_refused_by_name(Path::new(&socket), OTHER_UID);
+    }
+    as_root_of_a_user_namespace(REFUSED, || {
+        let stage = Stage::new();
+        let path = stage.path("gdrd.toml");
+        // Nobody's time is up meanwhile.
+        let server = "[server]\nmax_grpc_connections_per_uid = 1\nhello_timeout_ms = 600000\n";
+        std::fs::write(&path, server).expect("written");
+        let _daemon = stage.start(stage.command(&["--sim", "dgx-a100", "--config", &path.to_string_lossy()]));
+        let socket = stage.runtime_dir().join("gdrd.sock");
+        // Most are to be told that they are too many, and none of them listens.
+        let deaf: Vec<UnixStream> = (0..32).map(|_| UnixStream::connect(&socket).expect("it is accepted")).collect();
+        as_another_user(REFUSED, &[(SOCKET, &socket.to_string_lossy())]);
+        drop(deaf);
+    });
+}
+
+/// The first connection takes the only place, and the second is told so.
+fn be_refused_by_name(socket: &Path, uid: u32) {
+    let connect = || UnixStream::connect(socket).expect("it is accepted");
+    let (_first, mut second) = (connect(), connect());
+    let mut heard = Vec::new();
+    second.read_to_end(&mut heard).expect("it is closed");
+    let heard = String::from_utf8_lossy(&heard);
+    assert!(heard.contains(&format!("CONNECTIONS_EXHAUSTED: uid {uid}")), "{heard:?}");
+}
+
+/// Runs this test in a process of another user, with these variables.
+fn as_another_user(test: &str, variables: &[(&str, &str)]) {
+    let mut other = Command::new(std::env::current_exe().expect("a path"));
+    other.args(["--exact", test, "--nocapture"]).envs(variables.iter().copied());
+    assert!(other.uid(OTHER_UID).gid(OTHER_UID).status().expect("it starts").success());
 }

@@ -75,7 +75,10 @@ pub(crate) const MAX_PLACEMENTS_AT_ONCE: usize = 2;
 pub(crate) const PARTING_TIME: Duration = Duration::from_secs(1);
 
 /// Refused gRPC connections that are told why at one time; others are closed without a word.
-pub(crate) const MAX_REFUSALS_AT_ONCE: usize = 16;
+pub(crate) const MAX_REFUSALS_AT_ONCE: u32 = 64;
+
+/// Of those one uid's: a client that listens to none of them keeps the answers from its own uid only.
+pub(crate) const MAX_REFUSALS_PER_UID: u32 = 4;
 
 /// How long a refused gRPC connection may take to hear why.
 pub(crate) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::limits::{MAX_REFUSALS_AT_ONCE, REFUSAL_TIMEOUT};
+use crate::admission::Admission;
+use crate::limits::{MAX_REFUSALS_AT_ONCE, MAX_REFUSALS_PER_UID, REFUSAL_TIMEOUT};
 use crate::status::REASON_KEY;
 
 /// Length of what a client begins with (3.4).
@@ -33,18 +33,18 @@ const GRPC_STATUS: &str = "8";
 
 /// Turns of being told.
 #[derive(Debug, Clone)]
-pub(crate) struct Refusals(Arc<Semaphore>);
+pub(crate) struct Refusals(Arc<Admission>);
 
 impl Default for Refusals {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_REFUSALS_AT_ONCE)))
+        Self(Admission::new(MAX_REFUSALS_AT_ONCE, MAX_REFUSALS_PER_UID))
     }
 }
 
 impl Refusals {
     /// Refuses this connection. Does not wait; must be called within the runtime.
     pub(crate) fn refuse(&self, mut stream: UnixStream, uid: u32) {
-        let Ok(turn) = Arc::clone(&self.0).try_acquire_owned() else { return };
+        let Some(turn) = self.0.admit(uid) else { return };
         drop(tokio::spawn(async move {
             // A client that does not listen is not worth more.
             let _ = refuse(&mut stream, uid).await;
