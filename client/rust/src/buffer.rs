@@ -324,8 +324,7 @@ impl Buffer {
                 // Of huge pages only the daemon lends memory, and only to us and to those whom we let in.
                 _ => MapOptions::new(Access::ReadWrite).allow_huge_pages(true).map(fd)?,
             };
-            let name = MemoryName::Lease(self.lease_id);
-            self.session.mappings().add(segment.address(), segment.len_bytes(), name);
+            self.is_mapped_at(segment.address());
             // The lock is held and the descriptor was there, so nobody else has set it.
             let _ = self.memory.set(segment);
         }
@@ -395,10 +394,16 @@ impl Buffer {
         Ok(())
     }
 
+    /// Has ranges of it found by address from now on.
+    pub(crate) fn is_mapped_at(&self, address: u64) {
+        self.session.mappings().add(address, self.size_bytes, MemoryName::Lease(self.lease_id));
+    }
+
     /// Leaves the mapping to the next buffer of the same memory.
     fn part_with_memory(&mut self) {
-        if let Some(segment) = self.memory.get() {
-            self.session.mappings().forget_at(segment.address(), MemoryName::Lease(self.lease_id));
+        let host_address = self.memory.get().map(Segment::address);
+        if let Some(address) = host_address.or_else(|| self.device.get().map(Mapping::device_address)) {
+            self.session.mappings().forget_at(address, MemoryName::Lease(self.lease_id));
         }
         let host = self.memory.take().map(Kept::Host);
         if let Some(kept) = host.or_else(|| self.device.take().map(Kept::Device)) {

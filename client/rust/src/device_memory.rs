@@ -31,7 +31,9 @@ impl Buffer {
             _ => Mapping::import(&Gpu::open(self.gpu_uuid())?, self.try_clone_fd()?.as_fd(), self.len_bytes())?,
         };
         // Of two threads at once one maps for nothing.
-        Ok(self.device.get_or_init(|| mapping))
+        let mapping = self.device.get_or_init(|| mapping);
+        self.is_mapped_at(mapping.device_address());
+        Ok(mapping)
     }
 
     /// The memory mapped for another GPU of this host, which reads and writes it by NVLink or PCIe. This process makes no

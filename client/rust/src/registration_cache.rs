@@ -136,6 +136,7 @@ impl Mappings {
     /// was there before, and so was freed.
     fn add_cuda(&self, place: CudaPlace, len_bytes: u64, memory: MemoryName) -> Result<Vec<MemoryName>, ClientError> {
         let CudaPlace { address, identity } = place;
+        self.refuse_lent(address, len_bytes)?;
         let (identity, now) = (identity?, buffer_id(address)?);
         if now != identity {
             let what = format!("the memory at {address:#x} was freed while it was adopted; adopt what is there now");
@@ -155,6 +156,19 @@ impl Mappings {
         let freed = before.filter(overlaps).map(|((_, memory), _)| *memory).collect();
         state.mapped.insert((address, memory), new);
         Ok(freed)
+    }
+
+    /// Memory of a lease is mapped there: adopted, it would be reached after the lease by what was registered of it.
+    pub(crate) fn refuse_lent(&self, address: u64, len_bytes: u64) -> Result<(), ClientError> {
+        let state = self.lock();
+        let before = state.mapped.range(..(address.saturating_add(len_bytes.max(1)), MemoryName::FIRST));
+        let mut lent = before.filter_map(|((start, memory), mapped)| match memory {
+            MemoryName::Lease(lease) if start.saturating_add(mapped.len_bytes) > address => Some(lease),
+            _ => None,
+        });
+        let Some(lease) = lent.next() else { return Ok(()) };
+        let what = format!("the memory at {address:#x} is of lease {lease}; register ranges of the lease");
+        Err(ClientError::InvalidArgument { what })
     }
 
     /// Adopted memory among some that is mapped, another part at each call, that its owner has freed; no cache finds it from
@@ -438,6 +452,20 @@ mod tests {
         assert_eq!(found(0x2100, 8), Some((whole, 0x1100)));
         mappings.forget(whole);
         assert_eq!(found(0x2100, 8), None);
+    }
+
+    #[test]
+    fn memory_of_a_lease_is_not_to_be_adopted_in_any_part() {
+        let mappings = mappings();
+        mappings.add(0x1000, 0x2000, MemoryName::Lease(5));
+        mappings.add(0x8000, 0x1000, MemoryName::Adopted(1));
+        for (address, len_bytes) in [(0x1000, 0x2000), (0x800, 0x801), (0x2fff, 1), (0x800, 0x9000)] {
+            let refused = mappings.refuse_lent(address, len_bytes).unwrap_err().to_string();
+            assert!(refused.contains("of lease 5; register ranges of the lease"), "{refused}");
+        }
+        for (address, len_bytes) in [(0x800, 0x800), (0x3000, 1), (0x8000, 0x1000), (u64::MAX, 1)] {
+            mappings.refuse_lent(address, len_bytes).unwrap();
+        }
     }
 
     #[test]

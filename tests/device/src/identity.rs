@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
-use gdrd_client::{AdoptOptions, Allocation, Client, Gpu, Mapping, buffer_id};
+use gdrd_client::{AcquireOptions, AdoptOptions, Allocation, Client, Gpu, Mapping, buffer_id};
 
 use crate::Check;
 use crate::daemon::{CONFIG, Daemon, connect, runtime, session};
@@ -37,6 +37,7 @@ pub(crate) fn checks() -> Vec<Check> {
             })
         }),
         check("adopted memory that was freed is seen to be, and comes back", freed_memory_comes_back),
+        check("leased memory is found by its address, and adopted by nobody", leased_memory_is_not_adopted),
     ]
 }
 
@@ -92,6 +93,31 @@ fn freed_memory_comes_back(host: &Host) -> anyhow::Result<()> {
         adopted.disown().await?;
         ensure!(adopted_bytes(&client).await? == 0.0, "the daemon has it still");
         wait_for("the memory to come back", || Ok(host.used_mib()? <= before + SLACK_MIB))
+    })
+}
+
+fn leased_memory_is_not_adopted(host: &Host) -> anyhow::Result<()> {
+    let daemon = Daemon::start(host, CONFIG)?;
+    runtime()?.block_on(async {
+        let client = connect(&daemon.runtime_dir()).await?;
+        let session = session(&daemon.runtime_dir()).await?;
+        let buffer = session.acquire(AcquireOptions::on_gpu(host.own.uuid(), 2 * MIB)).await?;
+        let address = buffer.device_memory()?.device_address();
+        let hit = session.registration_or_register(address + 4096, 64).await?;
+        ensure!(hit.span().context("a long range")?.offset == 4096, "the range starts elsewhere");
+        drop(hit);
+        let export = AdoptOptions::cuda(&host.own, address, 2 * MIB)?;
+        let refused = session.adopt(export).await.err().context("memory of a lease was adopted")?.to_string();
+        ensure!(refused.contains(&format!("of lease {}; register", buffer.lease_id())), "{refused}");
+        for _ in 0..ROUNDS {
+            if adopted_bytes(&client).await? == 0.0 {
+                break;
+            }
+        }
+        ensure!(adopted_bytes(&client).await? == 0.0, "the daemon has it still");
+        buffer.release().await?;
+        ensure!(session.registration(address + 4096, 64).is_none(), "memory of no lease is found");
+        Ok(())
     })
 }
 

@@ -120,6 +120,11 @@ fn leased_memory_is_used_from_another_gpu() {
 }
 
 #[test]
+fn leased_memory_is_found_by_address_and_not_adopted() {
+    two_switched().check(&["adopted by nobody"]);
+}
+
+#[test]
 fn drains_and_killed_workers_give_all_memory_back() {
     two_switched().check(&["drain frees the device", "content outlive a worker", "closed give all memory back"]);
 }

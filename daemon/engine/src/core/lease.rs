@@ -235,6 +235,13 @@ impl Core {
         self.leases.get(&id).filter(|lease| lease.tenant == tenant).ok_or(EngineError::UnknownLease { lease: id.0 })
     }
 
+    /// The lease that has this memory now, if it is of the session's tenant.
+    pub(crate) fn lease_of_memory(&self, session: SessionId, memory: AllocationId) -> Option<LeaseId> {
+        let tenant = self.session(session).ok()?.tenant;
+        let lease = self.allocations.get(&memory)?.lease?;
+        self.lease_of(tenant, lease).is_ok().then_some(lease)
+    }
+
     /// The lease, if the session holds it.
     pub(super) fn held_lease(&self, session: SessionId, id: LeaseId) -> Result<&Lease, EngineError> {
         let tenant = self.session(session)?.tenant;

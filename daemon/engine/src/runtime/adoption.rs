@@ -11,8 +11,8 @@ use std::sync::Arc;
 use gdrd_shm::{Seals, add_seals, seals};
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create};
 
-use super::objects::AdoptedObjects;
-use super::{Answered, Runtime, host_memory};
+use super::objects::{AdoptedObjects, file_of};
+use super::{Answered, Runtime};
 use crate::core::{Input, NewMemory};
 use crate::error::EngineError;
 use crate::ids::SessionId;
@@ -40,10 +40,11 @@ impl Runtime {
         request: AdoptRequest,
     ) -> Result<AdoptedMemory, EngineError> {
         let AdoptRequest { fd, other_mapping, gpu } = request;
-        let (kind, len_bytes) = self.identify(fd.as_fd())?;
+        let (kind, len_bytes) = self.identify(session, fd.as_fd())?;
         let mut fds = vec![fd];
         if let Some(other) = other_mapping {
-            if self.identify(other.as_fd())? != (AdoptedKind::DmaBuf, len_bytes) || kind != AdoptedKind::DmaBuf {
+            if self.identify(session, other.as_fd())? != (AdoptedKind::DmaBuf, len_bytes) || kind != AdoptedKind::DmaBuf
+            {
                 return Err(refused("its other mapping is no dma-buf of the same length".to_owned()));
             }
             fds.push(other);
@@ -65,13 +66,14 @@ impl Runtime {
     }
 
     /// What a descriptor is, and how long; host memory is sealed.
-    fn identify(&self, fd: BorrowedFd<'_>) -> Result<(AdoptedKind, u64), EngineError> {
+    fn identify(&self, session: SessionId, fd: BorrowedFd<'_>) -> Result<(AdoptedKind, u64), EngineError> {
         let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let name = std::fs::read_link(link)
             .map_err(|error| EngineError::OutOfDescriptors { problem: format!("look at adopted memory: {error}") })?;
         let name = name.to_string_lossy();
         let info = Info::of(fd)?;
         if name.starts_with(DMA_BUF) && info.has_exporter {
+            self.refuse_lent(session, fd)?;
             // The length, and nothing moves (`dma_buf_llseek`, drivers/dma-buf/dma-buf.c).
             let len = rustix::fs::seek(fd, SeekFrom::End(0));
             let len = len.map_err(|errno| refused(format!("the length of the dma-buf: {errno}")))?;
@@ -81,14 +83,23 @@ impl Runtime {
             let shown: String = name.chars().take(MAX_SHOWN).filter(|c| !c.is_control()).collect();
             return Err(refused(format!("'{shown}' is neither a memfd nor a dma-buf; {ALTERNATIVES}")));
         }
-        if name.strip_prefix(MEMFD).is_some_and(|name| name.starts_with(host_memory::NAME)) {
-            return Err(refused("it was lent by this daemon; register ranges of its lease".to_owned()));
-        }
+        self.refuse_lent(session, fd)?;
         if self.gpu_memory.as_ref().is_some_and(|memory| memory.is_device_memory(fd)) {
             return Ok((AdoptedKind::DmaBuf, length_of(fd)?));
         }
         seal(fd)?;
         Ok((AdoptedKind::Memfd, length_of(fd)?))
+    }
+
+    /// Refuses what this daemon lends: an adoption would keep its pages beyond the lease, for whoever has the next one.
+    fn refuse_lent(&self, session: SessionId, fd: BorrowedFd<'_>) -> Result<(), EngineError> {
+        let Some(memory) = file_of(fd).and_then(|file| self.objects.memory_of_file(file)) else { return Ok(()) };
+        // Whose lease of another tenant it is, is nobody's business.
+        let whose = match self.state().core.lease_of_memory(session, memory) {
+            Some(lease) => format!("of lease {}; register ranges of the lease", lease.0),
+            None => "that this daemon lends; a lease of it is what its ranges are registered of".to_owned(),
+        };
+        Err(refused(format!("it is memory {whose}, or adopt memory of your own")))
     }
 }
 

@@ -26,6 +26,15 @@ use crate::queue_pair::QueuePairInfo;
 use crate::registration::AdoptedKind;
 use crate::table::Table;
 
+/// Device and inode: which file an fd is of, however often it was duplicated or opened anew.
+pub(super) type FileId = (u64, u64);
+
+/// The file of an fd. Not to be asked of one that a client sent before it is known to be of the kernel's own.
+pub(super) fn file_of(fd: BorrowedFd<'_>) -> Option<FileId> {
+    let stat = rustix::fs::fstat(fd).ok()?;
+    Some((stat.st_dev, stat.st_ino))
+}
+
 /// Where a buffer's bytes are.
 pub(super) enum Bytes {
     Gpu(Box<dyn GpuAllocation>),
@@ -43,6 +52,8 @@ pub(super) struct Registered {
 pub(super) struct Memory {
     registered: Mutex<Vec<Registered>>,
     bytes: Bytes,
+    /// Its memory and its dma-buf.
+    files: [Option<FileId>; 2],
     /// Under which it was given away to be kept for the next daemon, memory and dma-buf: what may be there is taken back.
     named: OnceLock<[Name; 2]>,
     /// Set once all of it is.
@@ -53,7 +64,11 @@ pub(super) struct Memory {
 
 impl Memory {
     pub(super) fn new(bytes: Bytes, lane: Lane) -> Self {
-        Self { registered: Mutex::default(), bytes, named: OnceLock::new(), kept: OnceLock::new(), lane }
+        let files = match &bytes {
+            Bytes::Gpu(gpu) => [file_of(gpu.memory_fd()), gpu.dma_buf_fd().and_then(file_of)],
+            Bytes::Host(host) => [file_of(host.own_fd()), None],
+        };
+        Self { registered: Mutex::default(), bytes, files, named: OnceLock::new(), kept: OnceLock::new(), lane }
     }
 
     /// Notes that it is kept already.
@@ -278,6 +293,12 @@ impl Objects {
 
     pub(super) fn memory(&self, id: AllocationId) -> Option<Arc<Memory>> {
         read(&self.memory).get(&id).cloned()
+    }
+
+    /// The buffer whose memory this file is.
+    pub(super) fn memory_of_file(&self, file: FileId) -> Option<AllocationId> {
+        let memory = read(&self.memory);
+        memory.iter().find(|(_, memory)| memory.files.contains(&Some(file))).map(|(id, _)| *id)
     }
 
     pub(super) fn insert_memory(&self, id: AllocationId, memory: Memory) {

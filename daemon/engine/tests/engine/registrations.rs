@@ -2,7 +2,7 @@
 //! a real driver's answers.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread;
 
 use gdrd_engine::{
@@ -160,27 +160,71 @@ fn what_is_no_memory_is_refused_with_the_alternative() {
     let session = world.session(1);
     let unsealable = memfd_create("x", MemfdFlags::CLOEXEC).expect("a memfd");
     ftruncate(&unsealable, MIB).expect("a length");
-    let (_, ours) = world.acquire(session).keep();
+    let (_, on_gpu) = world.acquire(session).keep();
     let host = gdrd_engine::AcquireRequest {
         place: gdrd_engine::MemoryPlace::Host { near_gpu: Some("GPU0".to_owned()) },
         ..crate::world::request("GPU0", MIB)
     };
     let (_, lent) = world.try_acquire(session, host).expect("a host buffer").keep();
     let empty = memfd(0);
-    let cases: [(OwnedFd, &str); 5] = [
+    let renamed = again(&lent);
+    let cases: [(OwnedFd, &str); 7] = [
         (File::open("/dev/null").expect("it opens").into(), "cuMemGetHandleForAddressRange"),
         (rustix::pipe::pipe().expect("a pipe").0, "memfd"),
         (unsealable, "MFD_ALLOW_SEALING"),
         (empty, "no bytes"),
-        (lent, "lent by this daemon"),
+        (lent, "register ranges of the lease"),
+        (on_gpu, "register ranges of the lease"),
+        (File::open(format!("/proc/self/fd/{}", renamed.as_raw_fd())).expect("it opens").into(), "of lease"),
     ];
     for (fd, told) in cases {
         let refused = world.engine.adopt(session, asked(fd)).expect_err(told);
         assert_eq!(refused.reason(), "MEMORY_NOT_ADOPTABLE", "{refused}");
         assert!(refused.to_string().contains(told), "{refused}");
     }
-    drop(ours);
     assert_eq!(world.stat("gdrd_adopted_memories"), 0);
+}
+
+#[test]
+fn memory_of_a_lease_is_adopted_by_nobody_while_the_daemon_has_it() {
+    let world = World::new();
+    let (owner, other) = (world.session(1), world.session(2));
+    let (info, fd) = world.acquire(owner).keep();
+    let adopt = |session| world.engine.adopt(session, asked(again(&fd)));
+    let refused = adopt(owner).expect_err("its own").to_string();
+    assert!(refused.contains(&format!("of lease {};", info.id.0)), "{refused}");
+    // Another tenant that was given the descriptor is told no more than that.
+    let refused = adopt(other).expect_err("of another tenant").to_string();
+    assert!(refused.contains("that this daemon lends") && !refused.contains(&info.id.to_string()), "{refused}");
+    // Released, it waits zeroed for the tenant's next lease: what would be adopted now would see that one.
+    world.release(owner, info.id);
+    world.settle();
+    assert_eq!(adopt(owner).expect_err("the pool's").reason(), "MEMORY_NOT_ADOPTABLE");
+    // Freed, it is the client's alone.
+    world.engine.close_session(owner, "test");
+    world.until("the buffer to go", || world.gpu_used(0) == 0);
+    adopt(other).expect("nobody else has it");
+}
+
+#[test]
+fn what_is_reached_by_an_export_that_cannot_be_told_goes_to_no_other_tenant() {
+    // With a real driver each export of CUDA memory is another file. Here the client's stands for one of its lease's memory.
+    let world = World::new();
+    let (owner, other) = (world.session(1), world.session(2));
+    let (info, fd) = world.acquire(owner).keep();
+    let export = adopt(&world, owner, device_memory(info.size_bytes));
+    register(&world, owner, export, (0, MIB));
+    world.release(owner, info.id);
+    world.settle();
+    let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).expect("stat").st_ino;
+    for _ in 0..8 {
+        assert_ne!(inode(&world.acquire(other).keep().1), inode(&fd), "memory that may be reached crossed tenants");
+    }
+    assert_eq!(inode(&world.acquire(owner).keep().1), inode(&fd), "its tenant has it again");
+    // The end of the session ends the export.
+    world.engine.close_session(owner, "test");
+    world.until("everything to go", || world.stat("gdrd_adopted_memories") == 0);
+    assert_eq!(regions(&world), 0);
 }
 
 #[test]
