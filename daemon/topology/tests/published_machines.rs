@@ -4,13 +4,15 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+
 use common::{assert_plan_keeps_the_rules, by_level};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::gdr::GdrState;
 use gdrd_topology::level::Level;
-use gdrd_topology::model::Snapshot;
+use gdrd_topology::model::{GpuId, Snapshot};
 use gdrd_topology::plan::contract::Plan;
-use gdrd_topology::plan::{PlanOptions, plan};
+use gdrd_topology::plan::{PlanOptions, explain, plan};
 use gdrd_topology::profile;
 
 fn read(text: &str) -> (Snapshot, Plan) {
@@ -316,53 +318,94 @@ fn a_dgx_spark_has_one_card_in_two_domains_and_no_gpudirect() {
     assert_eq!(domains.len(), 2, "full speed needs one function of each domain");
 }
 
-/// NVIDIA/k8s-launch-kit, ThinkSystem SR675 V3: both ports of a card are PIX to both GPUs of its switch, one each; GPUs
-/// without a NIC on their switch take the near ones of their node.
-#[test]
-fn the_ports_of_a_card_go_to_the_gpus_of_its_switch_one_each() {
-    let mut text = "gdrd-host-profile 1\nnuma 0\nnuma 1\n".to_owned();
-    // Root bus, node, GPUs and the first of two ports of a card, below one switch; addresses of bridges are made up.
-    type Switch = (u8, u8, &'static [u8], Option<(u8, u32)>);
-    let switches: [Switch; 4] = [
+/// NVIDIA/k8s-launch-kit, ThinkSystem SR675 V3, whole: addresses, nodes and names as published; bridges are made up, and so
+/// are the rates.
+fn lenovo_sr675(has_rates: bool) -> Snapshot {
+    const CONNECTX_7: (u16, u16) = (0x1021, 200);
+    const CONNECTX_6_LX: (u16, u16) = (0x101f, 25);
+    const BLUEFIELD_3: (u16, u16) = (0xa2dc, 200);
+    // Root bus, node, GPUs, and the card below the same switch: its bus, the first of its two names, its kind and rate.
+    type Switch = (u8, u8, &'static [u8], Option<(u8, u8, (u16, u16))>);
+    let switches: [Switch; 7] = [
         (0x10, 0, &[0x14, 0x15], None),
-        (0x60, 0, &[0x63, 0x64], Some((0x65, 6))),
-        (0xe0, 1, &[0xe3, 0xe4], Some((0xe5, 4))),
-        (0x20, 0, &[], Some((0x21, 2))),
+        (0x20, 0, &[], Some((0x21, 2, CONNECTX_7))),
+        (0x40, 0, &[], Some((0x41, 0, CONNECTX_6_LX))),
+        (0x60, 0, &[0x63, 0x64], Some((0x65, 6, CONNECTX_7))),
+        (0x80, 1, &[0x83, 0x84], Some((0x85, 10, BLUEFIELD_3))),
+        (0xc0, 1, &[], Some((0xc1, 8, CONNECTX_7))),
+        (0xe0, 1, &[0xe3, 0xe4], Some((0xe5, 4, CONNECTX_7))),
     ];
+    let mut text = "gdrd-host-profile 1\nnuma 0\nnuma 1\n".to_owned();
     for (root, numa, gpus, card) in switches {
+        let (up, down) = (root + 8, root + 9);
         text += &format!(
             "root pci0000:{root:02x} numa={numa}\npci 0000:{root:02x}:01.0 1022:14ab 060400 pci0000:{root:02x} -\n\
-             pci 0000:{:02x}:00.0 1000:c030 060400 0000:{root:02x}:01.0 -\n",
-            root + 1 + if gpus.is_empty() { 0x0a } else { 0 }
+             pci 0000:{up:02x}:00.0 1000:c030 060400 0000:{root:02x}:01.0 -\n"
         );
-        let up = root + 1 + if gpus.is_empty() { 0x0a } else { 0 };
-        let devices = gpus.iter().copied().chain(card.map(|(bus, _)| bus));
-        for (port, bus) in devices.enumerate() {
-            let below = format!("0000:{:02x}:{port:02x}.0", up + 1);
+        for bus in gpus.iter().copied().chain(card.map(|(bus, ..)| bus)) {
+            let below = format!("0000:{down:02x}:{:02x}.0", bus & 0xf);
             text += &format!("pci {below} 1000:c030 060400 0000:{up:02x}:00.0 -\n");
             if gpus.contains(&bus) {
                 text += &format!("pci 0000:{bus:02x}:00.0 10de:2bb5 030200 {below} -\n");
-            } else {
-                for function in 0..2 {
-                    let name = card.map_or(0, |(_, first)| first) + function;
-                    text += &format!(
-                        "pci 0000:{bus:02x}:00.{function} 15b3:1021 020000 {below} -\nhca mlx5_{name} 0000:{bus:02x}:00.{function}\n"
-                    );
-                }
+            }
+        }
+        let Some((bus, first, (kind, rate))) = card else { continue };
+        for function in 0..2 {
+            let (name, address) = (first + function, format!("0000:{bus:02x}:00.{function}"));
+            text += &format!(
+                "pci {address} 15b3:{kind:04x} 020000 0000:{down:02x}:{:02x}.0 -\nhca mlx5_{name} {address}\n",
+                bus & 0xf
+            );
+            if has_rates {
+                text += &format!("port mlx5_{name} 1 ACTIVE Ethernet {rate}\n");
             }
         }
     }
-    let (snapshot, plan) = read(&text);
-    let ports = |bus: &str| vec![format!("0000:{bus}:00.0"), format!("0000:{bus}:00.1")];
-    for (gpus, bus, names) in [([0x63, 0x64], "65", ["mlx5_6", "mlx5_7"]), ([0xe3, 0xe4], "e5", ["mlx5_4", "mlx5_5"])] {
-        for (gpu, name) in at(&gpus).iter().zip(names) {
-            assert_eq!(nearest(&snapshot, gpu), (Level::Pix, ports(bus)), "{gpu}");
-            assert_eq!(plan.gpu(gpu).unwrap().assigned, [name]);
+    profile::snapshot(&text, None, &ReadOptions::default()).unwrap()
+}
+
+/// Both ports of a card are PIX to both GPUs of its switch, one each. GPU0 and GPU1 have no NIC on their switch: of those
+/// of their node they take the compute card, and not the slow one of another kind besides.
+#[test]
+fn the_ports_of_a_card_go_to_the_gpus_of_its_switch_one_each() {
+    for has_rates in [false, true] {
+        let snapshot = lenovo_sr675(has_rates);
+        let host = &snapshot.host;
+        let levels = |gpu: usize, level| by_level(host, GpuId(gpu)).get(&level).cloned().unwrap_or_default();
+        for gpu in [0, 1] {
+            assert_eq!(levels(gpu, Level::Pix), BTreeSet::new());
+            let near = ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "mlx5_6", "mlx5_7"].map(str::to_owned);
+            assert_eq!(levels(gpu, Level::Node), BTreeSet::from(near));
         }
+        let plan = plan(&snapshot, &PlanOptions::default());
+        let right = ["mlx5_2", "mlx5_3", "mlx5_6", "mlx5_7", "mlx5_10", "mlx5_11", "mlx5_4", "mlx5_5"];
+        for (gpu, nic) in right.into_iter().enumerate() {
+            assert_eq!(plan.gpus[gpu].assigned, [nic], "GPU{gpu}, rates told: {has_rates}");
+        }
+        let why = explain(&snapshot, &PlanOptions::default(), Some(&plan), "GPU0").unwrap();
+        let lost = why.losers.iter().find(|loser| loser.nic == "mlx5_0").unwrap();
+        assert!(lost.why.starts_with("equally near, but it "), "{}", lost.why);
+        assert!(lost.why.ends_with("is of another kind than most"), "{}", lost.why);
     }
-    for gpu in at(&[0x14, 0x15]) {
-        assert_eq!(nearest(&snapshot, &gpu).0, Level::Node);
+}
+
+/// The list calls mlx5_10 and mlx5_11, a DPU, north-south, and wants mlx5_8 and mlx5_9 of the node for GPU4 and GPU5. We
+/// disagree: the level comes first, and NICs below the GPU's own switch do not cross the root; that they lead to another
+/// network stands nowhere in the tree. Who knows it says so, and has the NICs the list wants.
+#[test]
+fn a_dpu_that_is_alone_on_the_switch_is_given_until_the_operator_leaves_it_out() {
+    let snapshot = lenovo_sr675(true);
+    let pix = ["mlx5_10", "mlx5_11"].map(str::to_owned);
+    for gpu in [4, 5] {
+        assert_eq!(by_level(&snapshot.host, GpuId(gpu))[&Level::Pix], BTreeSet::from(pix.clone()));
     }
-    let free: Vec<&str> = plan.gpus[..2].iter().flat_map(|gpu| gpu.assigned.iter().map(String::as_str)).collect();
-    assert_eq!(free, ["mlx5_2", "mlx5_3"], "the card that no switch ties to a GPU");
+    let unfiltered = plan(&snapshot, &PlanOptions::default());
+    let reason = &unfiltered.gpu("GPU4").unwrap().reason;
+    assert!(reason.ends_with("; mlx5_10 is of another kind than most"), "{reason}");
+    let filter = Some("^=mlx5_10,mlx5_11".parse().unwrap());
+    let plan = plan(&snapshot, &PlanOptions { filter, ..PlanOptions::default() });
+    let right = ["mlx5_2", "mlx5_3", "mlx5_6", "mlx5_7", "mlx5_8", "mlx5_9", "mlx5_4", "mlx5_5"];
+    for (gpu, nic) in right.into_iter().enumerate() {
+        assert_eq!(plan.gpus[gpu].assigned, [nic], "GPU{gpu}");
+    }
 }

@@ -28,7 +28,7 @@ pub(super) struct Demotion {
     /// No port tells its link layer, and the PCI class is another than that of most.
     pub(super) odd_class: bool,
     pub(super) odd_rate: bool,
-    /// Only breaks ties: such a NIC still counts as an equal.
+    /// Often a front-end or storage adapter, which leads to another network at whatever rate.
     pub(super) odd_device: bool,
 }
 
@@ -41,7 +41,7 @@ impl Demotion {
 
     /// Whether it no longer counts as an equal of its neighbours.
     pub(super) fn is_apart(&self) -> bool {
-        self.default_route || self.odd_link_layer || self.odd_class || self.odd_rate
+        self.weight() > 0
     }
 
     pub(super) fn reasons(&self) -> Vec<&'static str> {
