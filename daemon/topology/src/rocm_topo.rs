@@ -65,14 +65,13 @@ pub fn parse(text: &str) -> Result<RawHost, BadRocmTopo> {
     if gpus.is_empty() {
         return Err(BadRocmTopo("names no GPU, neither in a table nor as `GPU[0] : (Topology) Numa Node`".to_owned()));
     }
-    let numa: BTreeMap<usize, Option<NumaId>> =
-        gpus.iter().map(|gpu| (*gpu, numa(&facts, *gpu, &mut raw.warnings))).collect();
+    let numa = numa(&facts, &mut raw.warnings);
     for gpu in &gpus {
-        raw.named_gpus.push(NamedGpu { name: format!("GPU{gpu}"), numa: numa.get(gpu).copied().flatten() });
+        raw.named_gpus.push(NamedGpu { name: format!("GPU{gpu}"), numa: numa.get(gpu).copied() });
     }
     let pairs: BTreeSet<&(usize, usize)> = facts.link.keys().chain(facts.hops.keys()).filter(|(a, b)| a < b).collect();
     for (a, b) in pairs {
-        let nodes = numa.get(a).copied().flatten().zip(numa.get(b).copied().flatten());
+        let nodes = numa.get(a).copied().zip(numa.get(b).copied());
         let told = |of: &BTreeMap<(usize, usize), String>| of.get(&(*a, *b)).cloned();
         if let Some(level) = level(told(&facts.link).as_deref(), told(&facts.hops).as_deref(), nodes) {
             raw.given_levels.push(GivenLevel { a: format!("GPU{a}"), b: format!("GPU{b}"), level, source: SOURCE });
@@ -81,17 +80,19 @@ pub fn parse(text: &str) -> Result<RawHost, BadRocmTopo> {
     Ok(raw)
 }
 
-/// The node that both lines name. Versions before ROCm 6.4 mix them up on partitioned GPUs (change log of
-/// ROCm/rocm_smi_lib), so where they differ neither is believed.
-fn numa(facts: &Facts, gpu: usize, warnings: &mut Vec<String>) -> Option<NumaId> {
-    let (node, affinity) = (facts.node.get(&gpu), facts.affinity.get(&gpu));
-    if let (Some(node), Some(affinity)) = (node, affinity)
-        && node != affinity
-    {
-        warnings.push(format!("GPU{gpu}: NUMA node {node} but affinity {affinity}, taken as unknown"));
-        return None;
+/// Nodes of GPUs. Versions before ROCm 6.4 mix up the lines of partitioned GPUs (change log of ROCm/rocm_smi_lib), also
+/// those of GPUs whose two lines agree: where one contradicts itself, none is believed.
+fn numa(facts: &Facts, warnings: &mut Vec<String>) -> BTreeMap<usize, NumaId> {
+    let differs = |(gpu, node): (&usize, &String)| {
+        let affinity = facts.affinity.get(gpu).filter(|affinity| *affinity != node)?;
+        Some(format!("GPU{gpu} has NUMA node {node} but affinity {affinity}"))
+    };
+    if let Some(first) = facts.node.iter().find_map(differs) {
+        warnings.push(format!("{first}: the NUMA nodes of all GPUs are taken as unknown"));
+        return BTreeMap::new();
     }
-    node.or(affinity).and_then(|text| pasted::sole_number(text)).map(NumaId)
+    let told = facts.affinity.iter().chain(&facts.node);
+    told.filter_map(|(gpu, text)| Some((*gpu, NumaId(pasted::sole_number(text)?)))).collect()
 }
 
 /// One xGMI hop is a link of their own. All else goes by PCIe or through other GPUs: the nodes tell how far
