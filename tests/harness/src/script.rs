@@ -219,7 +219,8 @@ pub enum Command {
     WatchLeases,
     /// Awaits the next event of the watch. Answers its kind and lease.
     NextLeaseEvent,
-    /// Awaits the next snapshot of a topology watch, which begins with the first of these. Answers its generation.
+    /// Awaits the next snapshot of a topology watch, which begins with the first of these. Answers its
+    /// `generation` and the names of its `hcas`.
     NextTopology,
     /// Makes a queue pair. Answers its HCA, number and endpoint blob.
     QueuePair {

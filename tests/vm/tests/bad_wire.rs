@@ -216,6 +216,13 @@ impl BadWire {
         run("tc", &["qdisc", "add", "dev", NETDEV, "root", "netem", "delay", "20ms", "loss", "3%"]);
         Self
     }
+
+    /// Packets that it has lost so far (`dropped N` of tc-netem(8)'s statistics).
+    fn lost(&self) -> u64 {
+        let told = run("tc", &["-s", "qdisc", "show", "dev", NETDEV]);
+        let dropped = told.split_once("dropped ").and_then(|(_, rest)| rest.split([',', ' ']).next()?.parse().ok());
+        dropped.unwrap_or_else(|| unreachable!("no count in {told:?}"))
+    }
 }
 
 impl Drop for BadWire {
@@ -228,16 +235,19 @@ impl Drop for BadWire {
 
 #[test]
 fn a_lossy_and_slow_wire_delays_and_loses_nothing() {
+    let before = held();
     let mut peer = Peer::meet();
     // rxe counts each lost packet of a long message as a try (docs/hardware.md): any number may be in a row.
     let daemon = daemon_with(ENDLESS);
     let (mut side, blob) = meet(&mut peer, &daemon, User::Own);
     let wire = (node() == 1).then(BadWire::new);
     moves(&mut peer, &mut side, &blob, 3);
+    assert!(wire.as_ref().is_none_or(|wire| wire.lost() > 0), "some of its 512 packets");
     drop(wire);
     drop(side);
     peer.trade("done");
     assert!(daemon.stop().success());
+    assert_eq!(held(), before);
 }
 
 /// The last one, by name: there is no peer after it.

@@ -5,12 +5,12 @@ mod common;
 
 use std::path::Path;
 
-use common::{Side, daemon, join, make_rxe, nics, number, text};
+use common::{Side, daemon_with, join, make_rxe, nics, number, text};
 use gdrd_harness::script::{Command, Local, Remote, Work};
 use gdrd_harness::{Daemon, Puppet, User, wait_until};
 use gdrd_vm::monitor::Monitor;
 use gdrd_vm::pci::Function;
-use gdrd_vm::run;
+use gdrd_vm::{kernel_holds, run};
 
 const STAYS: &str = "stays";
 const GOES: &str = "goes";
@@ -37,6 +37,27 @@ fn is_there(hca: &str) -> bool {
     Path::new("/sys/class/infiniband").join(hca).exists()
 }
 
+/// Reads later snapshots until one has such NICs; the one that stays is in each.
+fn watch_until(watcher: &mut Puppet, generation: &mut u64, wanted: impl Fn(&[&str]) -> bool) {
+    loop {
+        let snapshot = watcher.run(Command::NextTopology);
+        let next = number(&snapshot["generation"]);
+        assert!(next > *generation, "{next} after {generation}");
+        *generation = next;
+        let hcas: Vec<&str> =
+            snapshot["hcas"].as_array().into_iter().flatten().filter_map(|name| name.as_str()).collect();
+        assert!(hcas.contains(&STAYS), "{hcas:?}");
+        if wanted(&hcas) {
+            return;
+        }
+    }
+}
+
+/// What the kernel holds on an HCA.
+fn held(hca: &str) -> [u64; 4] {
+    ["ctx", "pd", "qp", "mr"].map(|kind| kernel_holds(hca, kind))
+}
+
 #[test]
 fn a_nic_pulled_out_takes_what_was_leased_on_it_and_serves_again_once_it_is_back() {
     for module in ["e1000e", "igb"] {
@@ -48,9 +69,11 @@ fn a_nic_pulled_out_takes_what_was_leased_on_it_and_serves_again_once_it_is_back
     make_rxe(&nic(), GOES);
     let address = nic().address;
     let mut monitor = Monitor::own();
-    let daemon = daemon();
+    let before_all = held(STAYS);
+    // Events alone: looking again by the clock would find all of it too.
+    let daemon = daemon_with("[topology]\nrescan_interval_s = 0\n");
     let mut watcher = Puppet::connected(&daemon);
-    let mut generation = number(&watcher.run(Command::NextTopology));
+    let mut generation = number(&watcher.run(Command::NextTopology)["generation"]);
     let [mut lucky, lucky_far] = pair(&daemon, STAYS, USER_OF_WHAT_STAYS);
     let mut before = None;
     for round in 0..ROUNDS {
@@ -78,9 +101,7 @@ fn a_nic_pulled_out_takes_what_was_leased_on_it_and_serves_again_once_it_is_back
         let gone =
             unlucky.puppet.refused(Command::AcquireHost { buffer: "c".into(), hca: GOES.into(), size: BUFFER_BYTES });
         assert_eq!(gone.reason, "DEVICE_LOST", "{gone:?}");
-        let next = number(&watcher.run(Command::NextTopology));
-        assert!(next > generation, "watchers are told");
-        generation = next;
+        watch_until(&mut watcher, &mut generation, |hcas| !hcas.contains(&GOES));
         lucky.poke(0, "0badcafe");
         assert_eq!(lucky.status_of(1, write(&lucky_far)), "SUCCESS", "the other NIC's user is undisturbed");
         drop((unlucky, unlucky_far));
@@ -93,9 +114,7 @@ fn a_nic_pulled_out_takes_what_was_leased_on_it_and_serves_again_once_it_is_back
             let told = run("gdrctl", &["--runtime-dir", &daemon.runtime_dir_text(), "status"]);
             if told.contains(GOES) { Ok(()) } else { Err(told) }
         });
-        let next = number(&watcher.run(Command::NextTopology));
-        assert!(next > generation, "watchers are told");
-        generation = next;
+        watch_until(&mut watcher, &mut generation, |hcas| hcas.contains(&GOES));
         wait_until("the sessions on what went have ended", || {
             let told = run("gdrctl", &["--runtime-dir", &daemon.runtime_dir_text(), "stats"]);
             let sessions = told.lines().find_map(|line| line.strip_prefix("gdrd_sessions ")).map(str::trim);
@@ -112,4 +131,6 @@ fn a_nic_pulled_out_takes_what_was_leased_on_it_and_serves_again_once_it_is_back
     }
     drop((lucky, lucky_far));
     assert!(daemon.stop().success());
+    // Nor on the one that came back, last of all while nobody used it.
+    assert_eq!([STAYS, GOES].map(held), [before_all; 2]);
 }

@@ -371,7 +371,8 @@ impl Stage {
         }
         let watch = self.topology_watch.as_mut().context("it was made above")?;
         let snapshot = tokio::time::timeout(PATIENCE, watch.next()).await.context("no snapshot came")??;
-        Ok(json!(snapshot.generation))
+        let hcas: Vec<&str> = snapshot.host_profile.lines().filter_map(hca_of_line).collect();
+        Ok(json!({ "generation": snapshot.generation, "hcas": hcas }))
     }
 
     fn keep(&mut self, name: String, buffer: Buffer) -> Value {
@@ -404,6 +405,11 @@ impl Stage {
     fn queue_pair(&self, name: &str) -> anyhow::Result<&QueuePair> {
         self.queue_pairs.get(name).with_context(|| format!("no queue pair {name}"))
     }
+}
+
+/// The HCA that a line of a host profile is about, of those that begin with `hca`.
+fn hca_of_line(line: &str) -> Option<&str> {
+    line.strip_prefix("hca ")?.split_whitespace().next()
 }
 
 fn lease_shown(buffer: &Buffer) -> Value {
