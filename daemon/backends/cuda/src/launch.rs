@@ -93,11 +93,25 @@ impl Launch for ProcessLauncher {
             .stdin(Stdio::from(socket))
             .stdout(if self.listener.is_some() { Stdio::piped() } else { Stdio::null() })
             .spawn()?;
-        // Before the thread can reap it, so that the number is still its own.
-        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         let pid = child.id();
+        // Before the thread can reap it, so that the number is still its own.
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let child = Unreaped(Some(child));
         let listener = self.listener.clone().map(|listener| (listener, gpu.clone()));
-        Ok(Box::new(Process { pid, pidfd, exit: reap(child, listener)? }))
+        Ok(Box::new(Process { pid, pidfd: pidfd?, exit: reap(child, listener)? }))
+    }
+}
+
+/// A child for whose end nobody waits yet: dropped, it is killed and waited for, so that it stays no zombie.
+struct Unreaped(Option<Child>);
+
+impl Drop for Unreaped {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            // Both fail for a child that is none any more only.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
@@ -108,9 +122,10 @@ struct Process {
 }
 
 /// A thread that sleeps until the child prints or ends, so that none stays a zombie.
-fn reap(mut child: Child, listener: Option<(Listener, GpuUuid)>) -> io::Result<Receiver<io::Result<ExitStatus>>> {
+fn reap(mut child: Unreaped, listener: Option<(Listener, GpuUuid)>) -> io::Result<Receiver<io::Result<ExitStatus>>> {
     let (sender, receiver) = sync_channel(1);
     std::thread::Builder::new().name("gdrd-reaper".to_owned()).spawn(move || {
+        let Some(mut child) = child.0.take() else { return };
         if let Some(((listener, gpu), output)) = listener.zip(child.stdout.take()) {
             let mut lines = BufReader::new(output);
             while let Some(line) = next_line(&mut lines) {

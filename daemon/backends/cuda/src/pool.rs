@@ -3,6 +3,7 @@
 //! Calls on one GPU go one after the other; a worker that ends in a call fails that call, and the next one starts
 //! another. A worker that was idle says so before it ends, and what met it is asked again.
 
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -406,12 +407,13 @@ impl Slot {
     fn launch(&self, epoch: u64) -> Result<Worker, Failure> {
         let failed = |reason: String| Failure::Broken(format!("start a worker: {reason}"));
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let (socket, theirs) = pair.map_err(|errno| match errno {
-            Errno::MFILE | Errno::NFILE => Failure::NoDescriptors(format!("start a worker: socketpair: {errno}")),
-            _ => failed(format!("socketpair: {errno}")),
-        })?;
+        let refused = |call: &str, error: io::Error| match Errno::from_io_error(&error) {
+            Some(Errno::MFILE | Errno::NFILE) => Failure::NoDescriptors(format!("start a worker: {call}{error}")),
+            _ => failed(format!("{call}{error}")),
+        };
+        let (socket, theirs) = pair.map_err(|errno| refused("socketpair: ", errno.into()))?;
         let scope = if self.drained.load(Ordering::Acquire) == 0 { Scope::Host } else { Scope::OwnGpu };
-        let handle = self.launcher.launch(&self.gpu, scope, theirs).map_err(|error| failed(error.to_string()))?;
+        let handle = self.launcher.launch(&self.gpu, scope, theirs).map_err(|error| refused("", error))?;
         let answer = receive::<Reply>(&socket, Some(self.config.start_timeout));
         let refused = match answer {
             Ok((Reply::Ready { facts }, fds)) => match fds.into_iter().next() {

@@ -4,16 +4,19 @@
 mod support;
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gdrd_cuda::worker::End;
 use gdrd_cuda::{
-    DeviceError, DeviceErrorKind, GRANULARITY_BYTES, Launch, PoolConfig, ProcessLauncher, Scope, ServedGpu, WorkerPool,
+    DeviceError, DeviceErrorKind, GRANULARITY_BYTES, Launch, PoolConfig, ProcessLauncher, Scope, ServedGpu,
+    WorkerHandle, WorkerPool,
 };
-use gdrd_hal::{GpuAllocation, GpuAtomic, GpuCopies, GpuMemory, GpuMemoryError};
+use gdrd_hal::{GpuAllocation, GpuAtomic, GpuCopies, GpuMemory, GpuMemoryError, GpuUuid};
+use rustix::io::Errno;
 use support::{FakeGpu, Fault, TOTAL_BYTES, pool, pool_with, uuid};
 
 const PATIENT: Duration = Duration::from_secs(3600);
@@ -228,6 +231,27 @@ fn a_worker_that_cannot_start_says_why() {
     assert!(reason(&error).contains("no libcuda.so.1"), "{error}");
     *fakes[0].no_start.lock().unwrap() = None;
     pool.usage(&uuid(0)).unwrap();
+}
+
+#[test]
+fn a_worker_for_which_no_descriptor_is_left_is_told_apart_from_a_driver_that_fails() {
+    #[derive(Debug)]
+    struct Short(Errno);
+    impl Launch for Short {
+        fn launch(&self, _: &GpuUuid, _: Scope, _: OwnedFd) -> io::Result<Box<dyn WorkerHandle>> {
+            Err(self.0.into())
+        }
+    }
+    let told = |errno| {
+        let launcher: Arc<dyn Launch> = Arc::new(Short(errno));
+        let served = vec![ServedGpu { uuid: uuid(0), skipped: None }];
+        WorkerPool::new(served, &launcher, PoolConfig::default()).usage(&uuid(0)).expect_err("none can be started")
+    };
+    for errno in [Errno::MFILE, Errno::NFILE] {
+        let error = told(errno);
+        assert!(matches!(&error, GpuMemoryError::OutOfDescriptors { call: "usage", .. }), "{error:?}");
+    }
+    assert!(matches!(told(Errno::NOENT), GpuMemoryError::Driver { .. }));
 }
 
 #[test]
