@@ -98,7 +98,7 @@ pub enum HcaError {
         /// The resource.
         what: String,
     },
-    /// The device is gone or fatal.
+    /// The device is gone or fatal, for everybody: never told for the errno of a single call alone, which is `Driver`.
     #[error("{hca} is gone: {reason}")]
     Gone {
         /// The HCA.

@@ -6,7 +6,8 @@
  * rxe itself registers a mapping that is thrown away at once; then each page
  * slot of the region is pointed at the page of the dma-buf, which stays mapped
  * until the region is deregistered. So only exporters whose buffer is system
- * memory in a vmap serve: udmabuf and DMA heaps. Linux 6.12, where rxe has its
+ * memory in a vmap serve: udmabuf and DMA heaps. The parameter `fail` is the
+ * errno of the next registration, as of an exporter that cannot map. Linux 6.12, where rxe has its
  * pages in an xarray or, from a later stable release on, in an array
  * (drivers/infiniband/sw/rxe/rxe_mr.c; Kbuild looks which).
  */
@@ -28,6 +29,9 @@ struct hold {
 
 /* Holds by the address of their region. */
 static DEFINE_XARRAY(holds);
+static int fail;
+module_param(fail, int, 0644);
+MODULE_PARM_DESC(fail, "errno of the next registration");
 static int (*rxe_dereg_mr)(struct ib_mr *mr, struct ib_udata *udata);
 
 static struct hold *hold_get(int fd, u64 offset, u64 length)
@@ -42,6 +46,9 @@ static struct hold *hold_get(int fd, u64 offset, u64 length)
 		err = PTR_ERR(hold->buf);
 		goto free;
 	}
+	err = -xchg(&fail, 0);
+	if (err)
+		goto put;
 	err = -EINVAL;
 	if (!length || offset + length < offset || offset + length > hold->buf->size)
 		goto put;

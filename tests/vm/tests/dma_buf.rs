@@ -109,3 +109,24 @@ fn rdma_reaches_dma_bufs_of_a_client_and_nothing_holds_them_after_it() {
     // Which the kernel refuses while anything of it is in use.
     run("rmmod", &[MODULE]);
 }
+
+#[test]
+fn an_eio_of_one_registration_takes_the_device_from_nobody() {
+    const EIO: &str = "5";
+    run("modprobe", &[MODULE]);
+    let daemon = daemon_of(DaemonOptions::default().library_path(Path::new(LIBRARIES)));
+    let mut near = Side::new(&daemon, User::Own, BUFFER_BYTES);
+    let mut far = Side::new(&daemon, User::Own, BUFFER_BYTES);
+    join(&mut near, &mut far);
+    let mut owner = owner(&daemon.runtime_dir_text(), "udmabuf");
+    fs::write(format!("/sys/module/{MODULE}/parameters/fail"), EIO).expect("the module is loaded");
+    let refused = owner.refused(range(0, BUFFER_BYTES));
+    assert_eq!(refused.reason, "DRIVER_FAILED", "{refused:?}");
+    assert!(refused.message.contains("errno 5"), "{refused:?}");
+    near.write_all_to(&far.blob);
+    assert_eq!(far.digest(), near.digest());
+    owner.run(range(0, BUFFER_BYTES));
+    drop((owner, near, far));
+    assert!(daemon.stop().success());
+    run("rmmod", &[MODULE]);
+}

@@ -175,7 +175,11 @@ impl HcaCore {
             Errno::NOMEM => self.exhausted(call, "memory by the fault script"),
             Errno::INVAL => self.invalid(call, reason),
             Errno::OPNOTSUPP => self.unsupported(&format!("do {call} by the fault script")),
-            Errno::NODEV => HcaError::Gone { hca: self.name.clone(), reason },
+            Errno::NODEV => {
+                self.become_fatal();
+                HcaError::Gone { hca: self.name.clone(), reason }
+            }
+            // The failure of one call, as of a device that answers when it is asked once more.
             errno => self.driver(call, errno, reason),
         }
     }

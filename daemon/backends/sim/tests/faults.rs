@@ -48,8 +48,20 @@ fn errnos_become_the_errors_that_a_driver_would_give() {
     };
     assert!(matches!(fail_with("einval"), HcaError::Invalid { .. }));
     assert!(matches!(fail_with("eopnotsupp"), HcaError::Unsupported { .. }));
-    assert!(matches!(fail_with("enodev"), HcaError::Gone { .. }));
     assert!(matches!(fail_with("eio"), HcaError::Driver { errno: 5, .. }));
+}
+
+#[test]
+fn one_failed_call_leaves_the_device_there_and_one_that_finds_it_gone_does_not() {
+    let host = patient_host();
+    let hca = &host.hcas()[0];
+    host.inject_text("alloc-pd on mlx5_0: fail eio times 1").unwrap();
+    assert!(matches!(hca.alloc_pd().map(drop), Err(HcaError::Driver { errno: 5, .. })));
+    assert!(hca.alloc_pd().is_ok());
+    host.inject_text("alloc-pd on mlx5_0: fail enodev times 1").unwrap();
+    assert!(matches!(hca.alloc_pd().map(drop), Err(HcaError::Gone { .. })));
+    assert_eq!(hca.take_events(), [HcaEvent::DeviceFatal]);
+    assert!(matches!(hca.alloc_pd().map(drop), Err(HcaError::Gone { .. })));
 }
 
 #[test]

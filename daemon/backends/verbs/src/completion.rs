@@ -11,7 +11,7 @@ use rdma_sys::{ibv_comp_channel, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc,
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::context::Context;
-use crate::error::{Failed, errno, status};
+use crate::error::{errno, status};
 use crate::ledger::Ledger;
 use crate::registry::CqEntry;
 
@@ -28,7 +28,7 @@ struct Channel {
 
 impl Channel {
     fn create(context: &Arc<Context>) -> Result<Self, HcaError> {
-        let failed = Failed { hca: context.name(), call: "ibv_create_comp_channel", resource: "descriptors" };
+        let failed = context.failed("ibv_create_comp_channel", "descriptors");
         let create = context.library().ibv_create_comp_channel;
         // SAFETY: the context is open for as long as `context` lives.
         let raw = NonNull::new(unsafe { create(context.raw()) }).ok_or_else(|| failed.with(errno()))?;
@@ -123,7 +123,7 @@ pub(crate) struct Cq {
 /// `Invalid`, `Exhausted`, `Gone`, `Driver`.
 pub(crate) fn create(context: &Arc<Context>, depth: u32) -> Result<Cq, HcaError> {
     context.check_alive()?;
-    let failed = Failed { hca: context.name(), call: "ibv_create_cq", resource: "completion queue memory" };
+    let failed = context.failed("ibv_create_cq", "completion queue memory");
     let most = context.capabilities().max_completions;
     let Some(entries) = i32::try_from(depth).ok().filter(|_| depth > 0 && depth <= most) else {
         return Err(failed.invalid(format!("depth {depth} is not 1 to {most}")));
@@ -182,7 +182,7 @@ impl Cq {
         // SAFETY: the queue is live, and the batch has room for `wanted` entries.
         let count = unsafe { ibv_poll_cq(self.handle.raw(), wanted, self.batch.as_mut_ptr()) };
         usize::try_from(count).map_err(|_| {
-            let failed = Failed { hca: self.handle.context.name(), call: "ibv_poll_cq", resource: "memory" };
+            let failed = self.handle.context.failed("ibv_poll_cq", "memory");
             // A negative count is a queue in error (ibv_poll_cq(3)); there is no errno to keep.
             let reason = format!("ibv_poll_cq gave {count}");
             HcaError::Gone { hca: failed.hca.to_owned(), reason }
@@ -234,7 +234,7 @@ impl CompletionQueue for Cq {
             // SAFETY: the event got just now is of this queue, the only one on the channel.
             unsafe { ack(self.handle.raw(), 1) };
         }
-        let failed = Failed { hca: self.handle.context.name(), call: "ibv_req_notify_cq", resource: "memory" };
+        let failed = self.handle.context.failed("ibv_req_notify_cq", "memory");
         // SAFETY: the queue is live.
         status(unsafe { ibv_req_notify_cq(self.handle.raw(), 0) }).map_err(|errno| failed.with(errno))
     }

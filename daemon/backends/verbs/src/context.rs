@@ -9,7 +9,8 @@ use gdrd_hal::{HcaCapabilities, HcaError};
 use rdma_sys::ibv_context;
 
 use crate::capability::Facts;
-use crate::error::{Failed, status};
+use crate::device;
+use crate::error::{Failed, Presence, may_be_gone, status};
 use crate::events::EventThread;
 use crate::library::Library;
 use crate::options::Options;
@@ -44,18 +45,18 @@ impl Context {
     /// `raw` must be an open context that nobody else closes.
     ///
     /// # Errors
-    /// `Driver` when the device does not answer or the system gives no thread.
+    /// `Driver` when the system gives no thread.
     pub(crate) unsafe fn own(
         raw: NonNull<ibv_context>,
-        name: &str,
+        opening: Failed<'_>,
         library: &Arc<Library>,
         facts: Facts,
         options: &Options,
     ) -> Result<Self, HcaError> {
-        let registry = Arc::new(Registry::default());
+        let (name, registry) = (opening.hca, Arc::new(Registry::default()));
         // SAFETY: the context is open, and Drop joins the thread before it closes it.
         let events = unsafe { EventThread::start(raw.as_ptr(), name, library, &registry) };
-        let failed = Failed { hca: name, call: "start the event thread", resource: "threads or descriptors" };
+        let failed = Failed { call: "start the event thread", resource: "threads or descriptors", ..opening };
         let events = events.map_err(|error| failed.with(error.raw_os_error().unwrap_or(0)))?;
         Ok(Self {
             raw,
@@ -131,6 +132,11 @@ impl Context {
         self.registry.is_gone()
     }
 
+    /// A call on it that failed, and what ENOMEM would be short of.
+    pub(crate) fn failed(&self, call: &'static str, resource: &'static str) -> Failed<'_> {
+        Failed { hca: &self.name, device: self, call, resource }
+    }
+
     /// # Errors
     /// `Gone` after a device fatal event or the removal of the device.
     pub(crate) fn check_alive(&self) -> Result<(), HcaError> {
@@ -139,6 +145,15 @@ impl Context {
         }
         let reason = "the driver reported it fatal or it was removed; it is served again once it is back".to_owned();
         Err(HcaError::Gone { hca: self.name.clone(), reason })
+    }
+}
+
+impl Presence for Context {
+    /// Asks what no caller's memory or queue pair is part of; libibverbs keeps no answer of it.
+    fn has_gone(&self) -> bool {
+        // SAFETY: the context is open until the drop.
+        let answer = || unsafe { device::attributes(&self.library, self.raw) };
+        self.is_gone() || answer().is_err_and(may_be_gone)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::completion;
 use crate::context::Context;
 use crate::direct::{self, Direct};
 use crate::domain::{Domain, DomainHandle};
-use crate::error::{AbsentError, Failed, errno, status};
+use crate::error::{AbsentError, Failed, Opening, Presence as _, errno, status};
 use crate::library::Library;
 use crate::options::Options;
 use crate::port;
@@ -26,6 +26,8 @@ use crate::queue_pair;
 
 /// Inline payloads that are tried, longest first; drivers tell no limit.
 const INLINE_BYTES: [u32; 4] = [64, 48, 32, 16];
+/// What opening a device may be short of.
+const OPENING: &str = "memory or descriptors";
 
 /// What `ibv_get_device_list(3)` gives. Freed on drop; opened devices outlive it.
 #[derive(Debug)]
@@ -98,7 +100,8 @@ impl Device {
             let hca = format!("device {place}");
             return (hca.clone(), Err(HcaError::Gone { hca, reason }));
         };
-        let opened = open(list.library, device, &name, options).map(Self::with_context);
+        let opening = Failed { hca: &name, device: &Opening, call: "ibv_open_device", resource: OPENING };
+        let opened = open(list.library, device, opening, options).map(Self::with_context);
         (name, opened)
     }
 
@@ -115,32 +118,38 @@ impl Device {
 
 /// The device of this context once more, with a context of its own.
 pub(crate) fn open_again(context: &Context) -> Result<Context, HcaError> {
-    let name = context.name();
-    let gone = |reason: String| HcaError::Gone { hca: name.to_owned(), reason };
-    let list = DeviceList::read(context.library()).map_err(|error| gone(error.to_string()))?;
-    let found = (0..list.len()).filter_map(|place| list.device(place)).find(|(_, found)| found == name);
-    let (device, name) = found.ok_or_else(|| gone("libibverbs lists it no more".to_owned()))?;
-    open(context.library(), device, &name, context.options())
+    let opening = context.failed("ibv_open_device", OPENING);
+    // A process short of descriptors is told of no devices or of some, so a list says nothing about the device.
+    let unlisted = |reason: String| match context.has_gone() {
+        true => HcaError::Gone { hca: context.name().to_owned(), reason },
+        false => HcaError::Driver { hca: context.name().to_owned(), call: "ibv_get_device_list", errno: 0, reason },
+    };
+    let list = DeviceList::read(context.library()).map_err(|error| unlisted(error.to_string()))?;
+    let found = (0..list.len()).filter_map(|place| list.device(place)).find(|(_, found)| found == context.name());
+    let (device, _) = found.ok_or_else(|| unlisted("libibverbs does not list it".to_owned()))?;
+    open(context.library(), device, opening, context.options())
 }
 
 fn open(
     library: &Arc<Library>,
     device: NonNull<ibv_device>,
-    name: &str,
+    opening: Failed<'_>,
     options: &Options,
 ) -> Result<Context, HcaError> {
     let open = library.ibv_open_device;
     // SAFETY: the device is of a list that the caller keeps during the call.
     let raw = unsafe { open(device.as_ptr()) };
-    let failed = Failed { hca: name, call: "ibv_open_device", resource: "memory or descriptors" };
-    let raw = NonNull::new(raw).ok_or_else(|| failed.with(errno()))?;
+    let raw = NonNull::new(raw).ok_or_else(|| opening.with(errno()))?;
     // SAFETY: the device is of a list that the caller keeps during the call; the field is set when the list is made.
     let transport = unsafe { (*device.as_ptr()).transport_type };
-    let owned = query(library, raw, name).and_then(|attr| {
+    // SAFETY: the context is open.
+    let asked = unsafe { attributes(library, raw) };
+    let asked = asked.map_err(|errno| Failed { call: "ibv_query_device", ..opening }.with(errno));
+    let owned = asked.and_then(|attr| {
         // SAFETY: the context is open.
-        let messages = unsafe { port::messages(library, raw.as_ptr(), name, attr.phys_port_cnt) }?;
+        let messages = unsafe { port::messages(library, raw.as_ptr(), opening, attr.phys_port_cnt) }?;
         // SAFETY: opened just now, and given to nobody else.
-        unsafe { Context::own(raw, name, library, Facts::new(&attr, transport, &messages), options) }
+        unsafe { Context::own(raw, opening, library, Facts::new(&attr, transport, &messages), options) }
     });
     owned.inspect_err(|_| {
         let close = library.ibv_close_device;
@@ -150,14 +159,16 @@ fn open(
     })
 }
 
-fn query(library: &Library, context: NonNull<ibv_context>, name: &str) -> Result<ibv_device_attr, HcaError> {
+/// What `ibv_query_device(3)` gives; an errno on failure.
+///
+/// # Safety
+/// `context` must be open.
+pub(crate) unsafe fn attributes(library: &Library, context: NonNull<ibv_context>) -> Result<ibv_device_attr, i32> {
     // SAFETY: integers and characters only (struct ibv_device_attr, verbs.h); zero is valid.
     let mut attr: ibv_device_attr = unsafe { MaybeUninit::zeroed().assume_init() };
     let query = library.ibv_query_device;
-    // SAFETY: the context is open, and the structure is written during the call only.
-    let returned = unsafe { query(context.as_ptr(), &raw mut attr) };
-    let failed = Failed { hca: name, call: "ibv_query_device", resource: "memory" };
-    status(returned).map_err(|errno| failed.with(errno))?;
+    // SAFETY: the context is open (above), and the structure is written during the call only.
+    status(unsafe { query(context.as_ptr(), &raw mut attr) })?;
     Ok(attr)
 }
 
@@ -182,9 +193,8 @@ fn may_register_dma_bufs(context: &Arc<Context>) -> bool {
     const LEN_BYTES: u64 = 4096;
     let attempt = || -> Result<(), HcaError> {
         let domain = Domain(Arc::new(DomainHandle::alloc(context)?));
-        let fd = sealed_memfd(LEN_BYTES).map_err(|errno| {
-            Failed { hca: context.name(), call: "memfd_create", resource: "descriptors" }.with(errno.raw_os_error())
-        })?;
+        let fd = sealed_memfd(LEN_BYTES)
+            .map_err(|errno| context.failed("memfd_create", "descriptors").with(errno.raw_os_error()))?;
         let source = MemorySource::DmaBuf { fd: fd.as_fd(), offset: 0, len_bytes: LEN_BYTES };
         domain.register(source, Access::DATA, 0).map(drop)
     };

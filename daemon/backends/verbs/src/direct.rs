@@ -14,7 +14,7 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use crate::context::Context;
 use crate::device;
 use crate::domain::{Domain, DomainHandle};
-use crate::error::{Failed, errno};
+use crate::error::errno;
 
 /// What a client's context must not be opened with.
 const DROPPED: CapabilitySet = CapabilitySet::NET_RAW.union(CapabilitySet::SYS_RAWIO);
@@ -27,9 +27,9 @@ impl Direct {
     /// Opens another context of the same device. Blocks.
     pub(crate) fn open(context: &Arc<Context>) -> Result<Self, HcaError> {
         let own = Arc::clone(context);
-        let failed = Failed { hca: context.name(), call: "open a context for a client", resource: "threads" };
+        let failed = context.failed("open a context for a client", "threads");
         let opening = move || -> Result<Context, HcaError> {
-            let failed = Failed { hca: own.name(), call: "capset", resource: "memory" };
+            let failed = own.failed("capset", "memory");
             drop_raw_rights().map_err(|errno| failed.with(errno.raw_os_error()))?;
             device::open_again(&own)
         };

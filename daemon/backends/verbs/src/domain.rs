@@ -37,7 +37,7 @@ impl DomainHandle {
         let alloc = context.library().ibv_alloc_pd;
         // SAFETY: the context is open for as long as `context` lives.
         let pd = unsafe { alloc(context.raw()) };
-        let failed = Failed { hca: context.name(), call: "ibv_alloc_pd", resource: "protection domains" };
+        let failed = context.failed("ibv_alloc_pd", "protection domains");
         let pd = NonNull::new(pd).ok_or_else(|| failed.with(errno()))?;
         Ok(Self { pd, context: Arc::clone(context) })
     }
@@ -97,7 +97,7 @@ impl Domain {
         access: Access,
         iova: u64,
     ) -> Result<Region, HcaError> {
-        let failed = Failed { hca: self.0.context.name(), call: "register", resource: "memory regions" };
+        let failed = self.0.context.failed("register", "memory regions");
         self.0.context.check_alive()?;
         if (access.remote_write || access.remote_atomic) && !access.local_write {
             return Err(failed.invalid("remote write and atomics need local write (ibv_reg_mr(3))"));
@@ -121,7 +121,7 @@ impl Domain {
     ) -> Result<Region, HcaError> {
         let context = &self.0.context;
         let call = if context.capabilities().iova_honoured { "ibv_reg_mr_iova2" } else { "ibv_reg_mr" };
-        let failed = Failed { hca: context.name(), call, resource: "memory regions" };
+        let failed = context.failed(call, "memory regions");
         let length = usize::try_from(len_bytes).map_err(|_| failed.invalid("longer than the address space"))?;
         if context.capabilities().iova_honoured {
             check_iova(failed, iova, offset, len_bytes)?;
@@ -155,7 +155,7 @@ impl Domain {
         iova: u64,
     ) -> Result<Region, HcaError> {
         let context = &self.0.context;
-        let failed = Failed { hca: context.name(), call: "ibv_reg_dmabuf_mr", resource: "memory regions or BAR1" };
+        let failed = context.failed("ibv_reg_dmabuf_mr", "memory regions or BAR1");
         let length = usize::try_from(len_bytes).map_err(|_| failed.invalid("longer than the address space"))?;
         if len_bytes == 0 {
             return Err(failed.invalid("a range of no bytes"));

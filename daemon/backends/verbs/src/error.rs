@@ -1,5 +1,6 @@
 //! Errors of this backend, and how an errno of a verbs call becomes an [`HcaError`].
 
+use std::fmt;
 use std::io;
 use std::net::Ipv6Addr;
 
@@ -49,10 +50,33 @@ pub(crate) fn status(returned: i32) -> Result<(), i32> {
     }
 }
 
+/// Who knows whether a device is still there.
+pub(crate) trait Presence: fmt::Debug {
+    /// Whether it answers no more. May ask the driver.
+    fn has_gone(&self) -> bool;
+}
+
+/// A device that does not open is not there.
+#[derive(Debug)]
+pub(crate) struct Opening;
+
+impl Presence for Opening {
+    fn has_gone(&self) -> bool {
+        true
+    }
+}
+
+/// Whether an errno is what a device that was taken away gives, among others (EIO and ENODEV of `ib_uverbs_ioctl` and
+/// `ib_uverbs_write`, ENXIO of `ib_uverbs_open`, drivers/infiniband/core/uverbs_ioctl.c and uverbs_main.c).
+pub(crate) fn may_be_gone(errno: i32) -> bool {
+    matches!(Errno::from_raw_os_error(errno), Errno::NODEV | Errno::IO | Errno::NXIO)
+}
+
 /// One failed call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Failed<'a> {
     pub(crate) hca: &'a str,
+    pub(crate) device: &'a dyn Presence,
     pub(crate) call: &'static str,
     /// What ENOMEM is short of.
     pub(crate) resource: &'static str,
@@ -72,7 +96,9 @@ impl Failed<'_> {
             Errno::OPNOTSUPP | Errno::NOSYS | Errno::PROTONOSUPPORT => {
                 HcaError::Unsupported { hca, what: format!("{}: {reason}", self.call) }
             }
-            Errno::NODEV | Errno::IO | Errno::NXIO => {
+            // A DMA mapping, the exporter of a dma-buf and a firmware command end in EIO too, on behalf of one caller. Whoever
+            // hears `Gone` takes the device from all, so the device is asked.
+            _ if may_be_gone(errno) && self.device.has_gone() => {
                 HcaError::Gone { hca, reason: format!("{}: {reason}", self.call) }
             }
             _ => HcaError::Driver { hca, call: self.call, errno, reason },
@@ -113,13 +139,22 @@ pub(crate) fn post_error(errno: i32) -> PostError {
 mod tests {
     use super::*;
 
-    const FAILED: Failed<'_> = Failed { hca: "rxe0", call: "ibv_reg_mr", resource: "memory regions" };
+    #[derive(Debug)]
+    struct Present;
+
+    impl Presence for Present {
+        fn has_gone(&self) -> bool {
+            false
+        }
+    }
+
+    const FAILED: Failed<'_> = Failed { hca: "rxe0", device: &Present, call: "ibv_reg_mr", resource: "memory regions" };
+    const OF_ONE_THAT_WENT: Failed<'_> = Failed { device: &Opening, ..FAILED };
 
     #[test]
     fn each_kind_of_errno_is_told_apart_and_kept() {
         assert!(matches!(FAILED.with(Errno::NOMEM.raw_os_error()), HcaError::Exhausted { .. }));
         assert!(matches!(FAILED.with(Errno::OPNOTSUPP.raw_os_error()), HcaError::Unsupported { .. }));
-        assert!(matches!(FAILED.with(Errno::IO.raw_os_error()), HcaError::Gone { .. }));
         let odd = FAILED.with(524);
         assert!(matches!(odd, HcaError::Driver { errno: 524, .. }), "{odd}");
         assert!(odd.to_string().contains("rxe0") && odd.to_string().contains("ibv_reg_mr"), "{odd}");
@@ -134,7 +169,18 @@ mod tests {
             assert!(error.to_string().contains("fe80::1"), "{error}");
         }
         assert!(matches!(toward(gid, FAILED.with(524)), HcaError::Driver { errno: 524, .. }));
-        assert!(matches!(toward(gid, FAILED.with(Errno::IO.raw_os_error())), HcaError::Gone { .. }));
+        assert!(matches!(toward(gid, OF_ONE_THAT_WENT.with(Errno::IO.raw_os_error())), HcaError::Gone { .. }));
+    }
+
+    #[test]
+    fn a_device_is_gone_when_it_answers_no_more_and_not_for_the_errno_of_one_call() {
+        for errno in [Errno::IO, Errno::NODEV, Errno::NXIO].map(Errno::raw_os_error) {
+            let of_one_call = FAILED.with(errno);
+            assert!(matches!(of_one_call, HcaError::Driver { errno: kept, .. } if kept == errno), "{of_one_call}");
+            assert!(matches!(OF_ONE_THAT_WENT.with(errno), HcaError::Gone { .. }), "{errno}");
+        }
+        // Nobody is asked about what no device says that is gone.
+        assert!(matches!(OF_ONE_THAT_WENT.with(Errno::NOMEM.raw_os_error()), HcaError::Exhausted { .. }));
     }
 
     #[test]

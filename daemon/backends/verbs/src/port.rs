@@ -39,7 +39,7 @@ pub(crate) fn all(context: &Context) -> Result<Vec<PortAttributes>, HcaError> {
 fn query(context: &Context, port_num: u8) -> Result<ibv_port_attr, HcaError> {
     // SAFETY: the context is open.
     let attr = unsafe { query_raw(context.library(), context.raw(), port_num) };
-    attr.map_err(|errno| Failed { hca: context.name(), call: QUERY, resource: "memory" }.with(errno))
+    attr.map_err(|errno| context.failed(QUERY, "memory").with(errno))
 }
 
 /// The port's attributes; an errno on failure.
@@ -66,7 +66,7 @@ unsafe fn query_raw(library: &Library, raw: *mut ibv_context, port_num: u8) -> R
 pub(crate) unsafe fn messages(
     library: &Library,
     raw: *mut ibv_context,
-    name: &str,
+    opening: Failed<'_>,
     ports: u8,
 ) -> Result<Vec<u32>, HcaError> {
     let longest = |port_num| {
@@ -74,7 +74,7 @@ pub(crate) unsafe fn messages(
         unsafe { query_raw(library, raw, port_num) }.map(|attr| attr.max_msg_sz)
     };
     let messages: Result<_, i32> = (1..=ports).map(longest).collect();
-    messages.map_err(|errno| Failed { hca: name, call: QUERY, resource: "memory" }.with(errno))
+    messages.map_err(|errno| Failed { call: QUERY, ..opening }.with(errno))
 }
 
 /// A filled row with its port.
@@ -88,7 +88,7 @@ fn gids(context: &Context, rows: usize) -> Result<Vec<Row>, HcaError> {
     let query = context.library()._ibv_query_gid_table;
     // SAFETY: the context is open; room for `rows` entries of the size that is passed was reserved.
     let found = unsafe { query(context.raw(), table.as_mut_ptr(), rows, 0, size_of::<ibv_gid_entry>()) };
-    let failed = Failed { hca: context.name(), call: "ibv_query_gid_table", resource: "memory" };
+    let failed = context.failed("ibv_query_gid_table", "memory");
     let filled = usize::try_from(found).map_err(|_| {
         // It returns a negative errno (ibv_query_gid_table(3)), and older libraries set errno.
         let number = i32::try_from(-found).ok().filter(|number| *number > 1).unwrap_or_else(errno);

@@ -58,7 +58,7 @@ impl AddressHandle {
         let create = context.library().ibv_create_ah;
         // SAFETY: the domain is live; the structure is read during the call only.
         let ah = NonNull::new(unsafe { create(domain.raw(), way) });
-        let failed = Failed { hca: context.name(), call: "ibv_create_ah", resource: "memory" };
+        let failed = context.failed("ibv_create_ah", "memory");
         let to = Destination { ah: ah.ok_or_else(|| failed.with(errno()))?, qp_num };
         Ok(Self { to, domain: Arc::clone(domain) })
     }
@@ -113,7 +113,7 @@ pub(crate) fn create(
     config: &QueuePairConfig,
 ) -> Result<QueuePairParts, HcaError> {
     let context = domain.context();
-    let failed = Failed { hca: context.name(), call: "ibv_create_qp", resource: "queue pairs or their memory" };
+    let failed = context.failed("ibv_create_qp", "queue pairs or their memory");
     context.check_alive()?;
     check(domain, failed, config, srq.is_some())?;
     let srq = srq.map(|srq| srq_of(domain, failed, srq)).transpose()?;
@@ -230,7 +230,7 @@ impl QueuePairHandle {
     }
 
     fn failed(&self, call: &'static str) -> Failed<'_> {
-        Failed { hca: self.domain.context().name(), call, resource: "memory" }
+        self.domain.context().failed(call, "memory")
     }
 
     /// Tells the device once more that the queue pair is in ERR: rxe looks at receives that were posted in ERR only

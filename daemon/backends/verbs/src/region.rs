@@ -7,7 +7,7 @@ use gdrd_hal::{Access, HcaError, MemoryRegion};
 use rdma_sys::ibv_mr;
 
 use crate::domain::DomainHandle;
-use crate::error::{Failed, status};
+use crate::error::status;
 use crate::mapping::Mapping;
 
 /// An `ibv_mr`. Deregistered on drop; the domain and the mapping outlive it.
@@ -59,7 +59,7 @@ impl Region {
         // SAFETY: the region is live (taken out of the option just now, so this happens once), its domain and context
         // are kept by `self.domain`.
         let returned = unsafe { dereg(mr.as_ptr()) };
-        let failed = Failed { hca: context.name(), call: "ibv_dereg_mr", resource: "memory" };
+        let failed = context.failed("ibv_dereg_mr", "memory");
         status(returned).map_err(|errno| failed.with(errno))
     }
 }

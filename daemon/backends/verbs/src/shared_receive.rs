@@ -105,7 +105,7 @@ impl SrqHandle {
     }
 
     fn failed(&self, call: &'static str) -> Failed<'_> {
-        Failed { hca: self.domain.context().name(), call, resource: "memory" }
+        self.domain.context().failed(call, "memory")
     }
 }
 
@@ -132,8 +132,7 @@ pub(crate) struct Srq {
 pub(crate) fn create(domain: &Arc<DomainHandle>, depth: u32) -> Result<Srq, HcaError> {
     let context = domain.context();
     context.check_alive()?;
-    let failed =
-        Failed { hca: context.name(), call: "ibv_create_srq", resource: "shared receive queues or their memory" };
+    let failed = context.failed("ibv_create_srq", "shared receive queues or their memory");
     let most = context.capabilities().max_shared_receives;
     if most == 0 {
         let what = "share receives among queue pairs".to_owned();

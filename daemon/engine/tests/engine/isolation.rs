@@ -1,6 +1,6 @@
 //! What one tenant can see of another: nothing.
 
-use gdrd_engine::{Access, LeaseId, MemoryPlace};
+use gdrd_engine::{Access, LeaseId, LeaseState, MemoryPlace};
 use gdrd_hal::MemorySource;
 
 use crate::world::{MIB, World, config, read, request, write};
@@ -161,4 +161,34 @@ fn a_foreign_domain_cannot_use_a_leases_keys() {
     let region = pd.register(source, Access::DATA, 0).expect("registered");
     let keys = [one.registrations[0].rkey.0, two.registrations[0].rkey.0, region.rkey()];
     assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2]);
+}
+
+#[test]
+fn a_tenants_call_that_the_driver_fails_takes_the_device_from_nobody() {
+    let world = World::new();
+    let (near, far) = (world.session(1), world.session(2));
+    let (theirs, _) = world.acquire(near).keep();
+    let mut events = world.watch(1);
+    while crate::world::next(&mut events).is_some() {}
+    for call in ["register", "deregister", "create-qp", "connect"] {
+        world.sim.inject_text(&format!("{call} on mlx5_0: fail eio times 1")).expect("a script");
+    }
+    let mut wanted = request("GPU0", MIB);
+    wanted.hcas = vec!["mlx5_0".to_owned()];
+    assert_eq!(world.try_acquire(far, wanted.clone()).expect_err("eio").reason(), "DRIVER_FAILED");
+    let asked = crate::wire::wanted("mlx5_0");
+    assert_eq!(world.engine.create_queue_pair(far, asked.clone()).wait().expect_err("eio").reason(), "DRIVER_FAILED");
+    let (pair, ..) = world.engine.create_queue_pair(far, asked).wait().expect("the next works").keep();
+    let refused = world.engine.connect_queue_pair(far, pair.id, pair.endpoint.clone()).wait().expect_err("eio");
+    assert_eq!(refused.reason(), "DRIVER_FAILED");
+    let (lease, _) = world.try_acquire(far, wanted).expect("the next works").keep();
+    world.release(far, lease.id);
+    world.until("the driver to fail it", || world.stat("gdrd_deregistration_failures_total") == 1);
+    world.settle();
+
+    assert_eq!(world.stat("gdrd_hcas_lost_total"), 0);
+    assert_eq!(crate::world::next(&mut events).map(|event| event.kind), None, "the other tenant hears of nothing");
+    let listed = world.engine.list_leases(&gdrd_engine::Viewer::Session(near), None, 0).expect("a list").leases;
+    assert_eq!((listed[0].state, listed[0].generation), (LeaseState::Held, theirs.generation));
+    assert_eq!(listed[0].registrations.len(), 2);
 }
