@@ -16,6 +16,7 @@ use gdrd_nvml::Report;
 use gdrd_topology::model::DriverFacts;
 use gdrd_topology::source::SourceKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 
 use crate::config::GpuKeys;
 use crate::failure;
@@ -109,7 +110,7 @@ fn probe(program: &Path) -> anyhow::Result<Probe> {
     let output = child.stdout.take().context("the probe has no output")?;
     let timeout = Timespec::try_from(PROBE_TIMEOUT).ok();
     // It writes once, at its end.
-    let ready = poll(&mut [PollFd::new(&output, PollFlags::IN)], timeout.as_ref());
+    let ready = retry_on_intr(|| poll(&mut [PollFd::new(&output, PollFlags::IN)], timeout.as_ref()));
     if !matches!(ready, Ok(1..)) {
         // It is ours and unreaped. Where it hangs in the driver it ends when that lets go, so nobody waits here.
         let _ = child.kill();

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with};
 use tracing::warn;
@@ -55,7 +56,8 @@ pub(crate) fn socket(address: &OsStr) -> io::Result<OwnedFd> {
 /// Says something, one assignment a line.
 pub(crate) fn tell(message: &str) {
     let Some(address) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let told = socket(&address).and_then(|socket| Ok(send(&socket, message.as_bytes(), SendFlags::NOSIGNAL)?));
+    let told = socket(&address)
+        .and_then(|socket| Ok(retry_on_intr(|| send(&socket, message.as_bytes(), SendFlags::NOSIGNAL))?));
     if let Err(error) = told {
         warn!(%error, "systemd could not be told");
     }

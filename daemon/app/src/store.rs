@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use gdrd_engine::{Keeper, Name, Watch};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -73,7 +74,7 @@ impl Store {
         self.send(&format!("FDSTORE=1\nFDNAME={TRIAL}\nFDPOLL=0"), Some(theirs.as_fd()))?;
         drop(theirs);
         self.barrier()?;
-        let hung_up = poll(&mut [PollFd::new(&ours, PollFlags::empty())], Some(&NOW))? > 0;
+        let hung_up = retry_on_intr(|| poll(&mut [PollFd::new(&ours, PollFlags::empty())], Some(&NOW)))? > 0;
         self.send(&format!("FDSTOREREMOVE=1\nFDNAME={TRIAL}"), None)?;
         Ok(!hung_up)
     }
@@ -85,7 +86,9 @@ impl Store {
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
-        sendmsg(&self.socket, &[IoSlice::new(message.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+        retry_on_intr(|| {
+            sendmsg(&self.socket, &[IoSlice::new(message.as_bytes())], &mut control, SendFlags::NOSIGNAL)
+        })?;
         Ok(())
     }
 }
@@ -109,7 +112,7 @@ impl Keeper for Store {
         drop(theirs);
         // The other end is closed once all before it is done.
         let timeout = Timespec::try_from(BARRIER_TIMEOUT).map_err(io::Error::other)?;
-        match poll(&mut [PollFd::new(&ours, PollFlags::empty())], Some(&timeout))? {
+        match retry_on_intr(|| poll(&mut [PollFd::new(&ours, PollFlags::empty())], Some(&timeout)))? {
             0 => Err(io::Error::new(io::ErrorKind::TimedOut, "the descriptor store does not answer")),
             _ => Ok(()),
         }

@@ -11,7 +11,7 @@ use gdrd_proto::MAX_SESSION_PACKET_BYTES;
 use gdrd_proto::v1::{ClientMessage, DaemonMessage, client_message, daemon_message};
 use gdrd_stream::watch;
 use prost::Message as _;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -144,7 +144,9 @@ impl SessionSocket {
 fn connect_blocking(path: &Path, deadline: Duration) -> std::io::Result<OwnedFd> {
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&fd, Timeout::Send, Some(deadline))?;
-    rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+    let address = SocketAddrUnix::new(path)?;
+    // A client that is stopped and continued (^Z, a debugger) is not restarted by the kernel: signal(7), under SIGCONT.
+    retry_on_intr(|| rustix::net::connect(&fd, &address))?;
     rustix::io::ioctl_fionbio(&fd, true)?;
     Ok(fd)
 }

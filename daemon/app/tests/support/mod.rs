@@ -4,7 +4,7 @@
 #![allow(clippy::panic, reason = "what ends a test")]
 
 use std::fs::{File, Permissions};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
@@ -107,9 +107,13 @@ impl Stage {
     /// The next message to systemd.
     pub(crate) fn heard(&self) -> String {
         let mut buffer = [0; 4096];
-        match self.notify.recv(&mut buffer) {
-            Ok(len) => String::from_utf8_lossy(&buffer[..len]).into_owned(),
-            Err(error) => format!("nothing: {error}"),
+        loop {
+            match self.notify.recv(&mut buffer) {
+                Ok(len) => return String::from_utf8_lossy(&buffer[..len]).into_owned(),
+                // The test was stopped and goes on.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return format!("nothing: {error}"),
+            }
         }
     }
 

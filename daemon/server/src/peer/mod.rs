@@ -15,6 +15,7 @@ use std::sync::OnceLock;
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 
@@ -173,7 +174,7 @@ fn hidden_if_running(error: PeerError, pidfd: BorrowedFd<'_>) -> PeerError {
 fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
     // An error of poll on a valid fd cannot be read as "still running".
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_or(true, |ready| ready > 0)
+    retry_on_intr(|| poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))).map_or(true, |ready| ready > 0)
 }
 
 fn read_proc(pid: i32, name: &str, limit_bytes: usize) -> Result<String, PeerError> {

@@ -20,6 +20,7 @@ use gdrd_topology::plan::PlanOptions;
 use gdrd_topology::profile;
 use hyper_util::rt::TokioIo;
 use prost::Message;
+use rustix::io::retry_on_intr;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, recvmsg, sendmsg, socket_with, sockopt,
@@ -233,7 +234,9 @@ impl RawSession {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
+        let mut into = [IoSliceMut::new(&mut buffer)];
+        // Interrupted: the test was stopped and goes on.
+        let received = match retry_on_intr(|| recvmsg(&self.socket, &mut into, &mut control, flags)) {
             Ok(received) => received,
             Err(rustix::io::Errno::CONNRESET) => return None,
             Err(error) => panic!("the server neither answers nor closes: {error}"),
