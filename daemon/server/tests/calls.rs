@@ -203,12 +203,13 @@ async fn client_that_asks_and_takes_no_answer_ends_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn call_past_its_time_is_withdrawn() {
-    let server = TestServer::with_faults("register: delay 200ms");
+    let server = TestServer::with_faults("register on mlx5_1: hang");
     let (session, welcome) = server.welcomed();
     let wanted = Some(call::Call::Acquire(on_gpu("GPU0")));
     send(&session, v1::Call { request_id: 1, timeout_ms: 10, call: wanted, ..Default::default() });
     let late = refused(&session, 1);
     assert_eq!((late.code, late.reason.as_str()), (i32::from(Code::DeadlineExceeded), ""));
+    server.sim.inject_text("hca mlx5_1: go-on").expect("a script");
     ask(&session, 2, call::Call::Acquire(on_gpu("GPU0")));
     let (lease, _memory) = lent(&session, 2);
     let mut buffers = BuffersClient::new(server.channel().await);
@@ -220,13 +221,14 @@ async fn call_past_its_time_is_withdrawn() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn session_that_ends_takes_its_waiting_calls_along() {
-    let server = TestServer::with_faults("register: delay 50ms");
+    let server = TestServer::with_faults("register on mlx5_1: hang");
     let (watcher, _) = server.welcomed();
     let (session, _) = server.welcomed();
     for request_id in 1..=3 {
         ask(&session, request_id, call::Call::Acquire(on_gpu("GPU0")));
     }
     drop(session);
+    server.sim.inject_text("hca mlx5_1: go-on").expect("a script");
     ask(&watcher, 1, call::Call::Acquire(on_gpu("GPU0")));
     let (lease, _memory) = lent(&watcher, 1);
     assert_eq!(lease.holders, 1);

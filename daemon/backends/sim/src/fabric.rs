@@ -108,6 +108,10 @@ impl Fabric {
             FaultEvent::DeviceFatal { hca: name } => {
                 hca(name).inspect(|hca| hca.become_fatal());
             }
+            FaultEvent::HcaGoesOn { hca } => self.faults.go_on(hca),
+            FaultEvent::GpuGoesOn { gpu: name } => {
+                gpu(name).inspect(|gpu| self.faults.go_on(&gpu.spec.uuid.0));
+            }
         }
         false
     }

@@ -98,12 +98,13 @@ impl GpuCore {
         Ok(Booking { gpu: Arc::clone(self), len_bytes })
     }
 
-    /// Lets a call through, unless the GPU is lost or the fault script has it fail; may block by its delay.
+    /// Lets a call through, unless the GPU is lost or the fault script has it fail; may block by it.
     fn admit(&self, fabric: &Fabric, name: &'static str, call: Call, len_bytes: u64) -> Result<(), GpuMemoryError> {
         self.check_present()?;
         match fabric.faults.on_call(call, &self.spec.uuid.0) {
             // Only registrations have a cost, and they are an HCA's.
             None | Some(Effect::Cost { .. }) => Ok(()),
+            Some(Effect::Hang) => self.check_present(),
             Some(Effect::Delay(delay)) => {
                 std::thread::sleep(delay);
                 self.check_present()

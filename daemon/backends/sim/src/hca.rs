@@ -146,7 +146,7 @@ impl HcaCore {
         }
     }
 
-    /// Lets a cold call through, unless the device is gone or the fault script has it fail; may block by its delay.
+    /// Lets a cold call through, unless the device is gone or the fault script has it fail; may block by it.
     pub(crate) fn admit(&self, call: &'static str, fault: Call) -> Result<(), HcaError> {
         self.admit_sized(call, fault, 0)
     }
@@ -156,6 +156,7 @@ impl HcaCore {
         self.check_present()?;
         match self.fabric.faults.on_call(fault, &self.name) {
             None => Ok(()),
+            Some(Effect::Hang) => self.check_present(),
             Some(Effect::Delay(delay)) => {
                 std::thread::sleep(delay);
                 self.check_present()

@@ -209,8 +209,10 @@ impl SimHost {
 
     fn check_event(&self, event: &FaultEvent) -> Result<(), SimError> {
         match event {
-            FaultEvent::GpuLost { gpu } | FaultEvent::GpuHealthy { gpu } => self.gpu(gpu).map(drop),
-            FaultEvent::DeviceFatal { hca } => self.hca(hca).map(drop),
+            FaultEvent::GpuLost { gpu } | FaultEvent::GpuHealthy { gpu } | FaultEvent::GpuGoesOn { gpu } => {
+                self.gpu(gpu).map(drop)
+            }
+            FaultEvent::DeviceFatal { hca } | FaultEvent::HcaGoesOn { hca } => self.hca(hca).map(drop),
             FaultEvent::LinkDown { hca, port_num }
             | FaultEvent::LinkUp { hca, port_num }
             | FaultEvent::GidChange { hca, port_num } => match self.hca(hca)?.port(*port_num) {

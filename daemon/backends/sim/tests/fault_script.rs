@@ -21,6 +21,9 @@ fn every_form_of_a_rule_is_read() {
         register on mlx5_0: fail enomem times 2
         register on mlx5_0 after 3: fail eio
         completion: delay 5ms
+        connect on mlx5_0: hang times 1
+        hca mlx5_0: go-on
+        gpu GPU0: go-on
     ";
     let script: FaultScript = text.parse().unwrap();
     let hca = || "mlx5_0".to_owned();
@@ -35,6 +38,9 @@ fn every_form_of_a_rule_is_read() {
         on_call(Call::Register, Some(hca()), 0, Effect::Fail(12), Some(2)),
         on_call(Call::Register, Some(hca()), 3, Effect::Fail(5), None),
         on_call(Call::Completion, None, 0, Effect::Delay(Duration::from_millis(5)), None),
+        on_call(Call::Connect, Some(hca()), 0, Effect::Hang, Some(1)),
+        FaultRule::Now(FaultEvent::HcaGoesOn { hca: hca() }),
+        FaultRule::Now(FaultEvent::GpuGoesOn { gpu: "GPU0".to_owned() }),
     ];
     assert_eq!(script.rules, wanted);
 }
@@ -46,7 +52,7 @@ fn what_is_wrong_is_told_with_its_line() {
         ("regist: fail enomem", "`regist` is no trigger"),
         ("register: fail", "an error is missing"),
         ("register: fail exdev", "`exdev` is no error"),
-        ("register: explode", "`explode` is none of fail, delay and cost"),
+        ("register: explode", "`explode` is none of fail, delay, hang and cost"),
         ("register: delay 20", "no unit"),
         ("register: delay ms", "no duration"),
         ("register: delay 61s", "more than 60 s"),
@@ -56,12 +62,14 @@ fn what_is_wrong_is_told_with_its_line() {
         ("register: fail eio times 1 2", "`2` is one word too many"),
         ("register on: fail eio", "a device is missing"),
         ("completion: fail eio", "delayed, not failed"),
+        ("completion on mlx5_0: hang", "do not hang"),
+        ("register: hang", "wanted on one device"),
         ("at ten ops on mlx5_0: fatal", "`ten` is no count of operations"),
         ("at 10 calls on mlx5_0: fatal", "`calls` stands where `ops` is wanted"),
         ("at 10 ops on mlx5_0: link-down", "`port` is missing"),
         ("at 10 ops on mlx5_0: link-down port 256", "`256` is no port number"),
         ("at 10 ops on mlx5_0: lost", "`lost` is no event"),
-        ("gpu GPU0: broken", "`broken` is neither lost nor healthy"),
+        ("gpu GPU0: broken", "`broken` is none of lost, healthy and go-on"),
         ("hca: fatal", "an hca is missing"),
     ] {
         let error = format!("# first line\n\n{rule}\n").parse::<FaultScript>().unwrap_err();

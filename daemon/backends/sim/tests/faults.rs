@@ -114,6 +114,33 @@ fn a_slow_registration_takes_its_time() {
 }
 
 #[test]
+fn calls_hang_until_their_device_goes_on() {
+    let host = patient_host();
+    host.inject_text("register on mlx5_0: hang\nallocate on GPU0: hang times 1").unwrap();
+    let (hca, other) = (host.hcas()[0].clone(), host.hcas()[1].clone());
+    let memory = memory();
+    let gpu = host.gpu_facts().gpus().unwrap().swap_remove(0).uuid;
+    let (told, tell) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let memory = &memory;
+        for (what, hca) in [("hung", hca), ("other", other)] {
+            let told = told.clone();
+            scope.spawn(move || {
+                drop(register(&*hca.alloc_pd().unwrap(), memory));
+                told.send(what).unwrap();
+            });
+        }
+        let allocating = scope.spawn(|| host.gpu_memory().allocate(&gpu, GRANULARITY_BYTES).is_ok());
+        assert_eq!(tell.recv(), Ok("other"));
+        host.inject_text("hca mlx5_0: go-on").unwrap();
+        assert_eq!(tell.recv(), Ok("hung"));
+        host.inject_text("gpu GPU0: go-on").unwrap();
+        assert!(allocating.join().unwrap());
+    });
+    drop(register(&*host.hcas()[0].alloc_pd().unwrap(), &memory));
+}
+
+#[test]
 fn work_waits_while_the_link_is_down_and_goes_on_in_order() {
     let host = patient_host();
     let (mut a, mut b) = pair(&host);

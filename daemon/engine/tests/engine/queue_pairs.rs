@@ -232,20 +232,23 @@ fn a_queue_pair_that_nobody_takes_is_destroyed() {
 #[test]
 fn a_session_that_ends_while_its_queue_pair_is_made_or_connected_leaves_nothing() {
     let world = World::new();
-    for script in ["create-qp: delay 20ms times 1", "create-qp: fail eio times 1"] {
+    let go_on = || world.sim.inject_text("hca mlx5_0: go-on").expect("a script");
+    for script in ["create-qp on mlx5_0: hang", "create-qp: fail eio times 1"] {
         let session = world.session(1);
         world.sim.inject_text(script).expect("a script");
         let call = world.engine.create_queue_pair(session, wanted("mlx5_0"));
         world.engine.close_session(session, "test");
         assert!(call.wait().is_err());
+        go_on();
         world.until("everything to go", || world.stat("gdrd_tenants") == 0);
     }
     let session = world.session(1);
     let client = Client::new(&world, session, "mlx5_0");
-    world.sim.inject_text("connect: delay 20ms times 1").expect("a script");
+    world.sim.inject_text("connect on mlx5_0: hang").expect("a script");
     let call = world.engine.connect_queue_pair(session, client.info.id, client.info.endpoint.clone());
     world.engine.close_session(session, "test");
     assert!(call.wait().is_err());
+    go_on();
     world.until("everything to go", || world.stat("gdrd_tenants") == 0);
     assert!(client.ring.is_closed());
 }

@@ -135,8 +135,9 @@ fn a_grant_that_is_not_kept_is_taken_back() {
 fn an_acquire_that_nobody_waits_for_any_more_leaves_no_lease() {
     let world = World::new();
     let session = world.session(1);
-    world.sim.inject_text("register: delay 20ms times 2").expect("a script");
+    world.sim.inject_text("register on mlx5_0: hang").expect("a script");
     drop(world.engine.acquire(session, request("GPU0", MIB)));
+    world.sim.inject_text("hca mlx5_0: go-on").expect("a script");
     world.settle();
     assert_eq!(world.stat("gdrd_leases"), 0);
     // What was made for it is ready for the next.
@@ -149,12 +150,13 @@ fn the_end_of_a_session_takes_its_waiting_acquires_and_leases_with_it() {
     let world = World::new();
     let (session, other) = (world.session(1), world.session(2));
     let _held = world.acquire(session).keep();
-    world.sim.inject_text("allocate: delay 30ms times 3").expect("a script");
+    world.sim.inject_text("allocate on GPU0: hang").expect("a script");
     let waiting: Vec<_> = (0..3).map(|_| world.engine.acquire(session, request("GPU0", MIB))).collect();
     world.engine.close_session(session, "test");
     for call in waiting {
         assert_eq!(call.wait().expect_err("ended").reason(), "SESSION_ENDED");
     }
+    world.sim.inject_text("gpu GPU0: go-on").expect("a script");
     world.until("the tenant to go", || world.stat("gdrd_tenants") == 1);
     assert_eq!((world.gpu_used(0), world.stat("gdrd_leases")), (0, 0));
     world.engine.close_session(other, "test");

@@ -31,6 +31,8 @@ pub const MAX_DELAY: Duration = Duration::from_secs(60);
 /// register: cost 1900us and 5us a MiB        # each, by its length
 /// completion on mlx5_1: delay 5ms
 /// allocate on GPU1: fail eio times 1
+/// register on mlx5_0: hang                   # until
+/// hca mlx5_0: go-on                          # and `gpu GPU1: go-on` for calls on it
 /// ```
 ///
 /// Calls: `register`, `deregister`, `alloc-pd`, `create-cq`, `create-qp`, `connect`, `completion` (delay only)
@@ -112,6 +114,16 @@ pub enum FaultEvent {
         /// Name or UUID.
         gpu: String,
     },
+    /// Calls that hang on the HCA go on, and none hangs there any more.
+    HcaGoesOn {
+        /// The HCA.
+        hca: String,
+    },
+    /// Calls that hang on the GPU go on, and none hangs there any more.
+    GpuGoesOn {
+        /// Name or UUID.
+        gpu: String,
+    },
 }
 
 /// Calls that rules can change.
@@ -167,6 +179,8 @@ pub enum Effect {
     Fail(i32),
     /// It takes that much longer. Calls block; completions are held back, in order.
     Delay(Duration),
+    /// It blocks until its device goes on.
+    Hang,
     /// A registration takes that much, and that much more for each MiB begun, as on hardware.
     Cost {
         /// Of each call.

@@ -111,12 +111,12 @@ fn parse_event(hca: &str, mut words: Words<'_>) -> Result<FaultEvent, String> {
         let gpu = words.next("a gpu")?;
         return parse_gpu_event(gpu, words);
     }
-    if word == "fatal" {
+    if word == "fatal" || word == "go-on" {
         words.end()?;
-        return Ok(FaultEvent::DeviceFatal { hca });
+        return Ok(if word == "fatal" { FaultEvent::DeviceFatal { hca } } else { FaultEvent::HcaGoesOn { hca } });
     }
     if !matches!(word, "link-down" | "link-up" | "gid-change") {
-        return Err(format!("`{word}` is no event; link-down, link-up, gid-change, fatal and gpu are"));
+        return Err(format!("`{word}` is no event; link-down, link-up, gid-change, fatal, go-on and gpu are"));
     }
     words.expect("port")?;
     let port_num = words.number("port number")?;
@@ -130,10 +130,11 @@ fn parse_event(hca: &str, mut words: Words<'_>) -> Result<FaultEvent, String> {
 
 fn parse_gpu_event(gpu: &str, mut words: Words<'_>) -> Result<FaultEvent, String> {
     let gpu = gpu.to_owned();
-    let event = match words.next("lost or healthy")? {
+    let event = match words.next("lost, healthy or go-on")? {
         "lost" => FaultEvent::GpuLost { gpu },
         "healthy" => FaultEvent::GpuHealthy { gpu },
-        word => return Err(format!("`{word}` is neither lost nor healthy")),
+        "go-on" => FaultEvent::GpuGoesOn { gpu },
+        word => return Err(format!("`{word}` is none of lost, healthy and go-on")),
     };
     words.end()?;
     Ok(event)
@@ -147,13 +148,17 @@ fn parse_on_call(word: &str, mut when: Words<'_>, mut what: Words<'_>) -> Result
     let target = if when.take("on") { Some(when.next("a device")?.to_owned()) } else { None };
     let after = if when.take("after") { when.number("count of calls")? } else { 0 };
     when.end()?;
-    let effect = match what.next("fail, delay or cost")? {
-        "fail" if *call == Call::Completion => return Err("completions can be delayed, not failed".to_owned()),
+    let effect = match what.next("fail, delay, hang or cost")? {
+        "fail" | "hang" if *call == Call::Completion => {
+            return Err("completions can be delayed, not failed, and do not hang".to_owned());
+        }
         "fail" => Effect::Fail(parse_errno(what.next("an error")?)?),
         "delay" => Effect::Delay(parse_duration(what.next("a duration")?)?),
+        "hang" if target.is_none() => return Err("`hang` is wanted on one device, which goes on later".to_owned()),
+        "hang" => Effect::Hang,
         "cost" if *call == Call::Register => parse_cost(&mut what)?,
         "cost" => return Err("registrations alone have a cost; other calls a delay".to_owned()),
-        word => return Err(format!("`{word}` is none of fail, delay and cost")),
+        word => return Err(format!("`{word}` is none of fail, delay, hang and cost")),
     };
     let times = if what.take("times") { Some(what.number("count of times")?) } else { None };
     what.end()?;
