@@ -63,9 +63,10 @@ impl Traced {
         let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
         match waitpid(self.0, Some(flags)).expect("traced") {
             WaitStatus::StillAlive => false,
-            _ => {
+            stopped => {
                 self.go_on();
-                true
+                // It stops for what else reaches its process too, a SIGCONT for one.
+                matches!(stopped, WaitStatus::PtraceSyscall(_))
             }
         }
     }
