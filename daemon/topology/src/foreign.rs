@@ -26,7 +26,7 @@ const LSPCI: &str = "text of lspci, which has no reader here: it names no NUMA n
                      `gdrctl capture -o host.tar.zst`, or a copy of /sys";
 const VERBS: &str = "a list of RDMA devices (ibstat, ibv_devinfo), which does not tell where GPUs are; use \
                      `gdrctl capture -o host.tar.zst`, or the text of `nvidia-smi topo -m`";
-const AMD_SMI: &str = "the tables of `amd-smi topology`, which have no reader here; use the text of `rocm-smi --showtopo`, or \
+const AMD_SMI: &str = "tables of `amd-smi topology` without those of hops and link types; use the whole text, or \
                        `gdrctl capture -o host.tar.zst`";
 const ANSWER: &str = "an answer of gdrctl, not an input; `gdrctl export profile` writes a host that can be read again";
 
@@ -42,12 +42,12 @@ pub(crate) fn name(text: &str) -> Option<&'static str> {
         (has("<graphs") || has("<graph id="), GRAPHS),
         (has("<pci busid=") && !has("<system"), XML_PART),
         (first.starts_with("Machine (") || first.starts_with("Machine L#") || first.starts_with("Package L#"), LSTOPO),
+        (has("ACCESS TABLE:"), AMD_SMI),
         (is_lspci(first) || lines.take(MAX_LSPCI_LINES).any(is_lspci), LSPCI),
         (first.starts_with("CA '") || first.starts_with("hca_id:"), VERBS),
         (has("NVIDIA-SMI") && has("Driver Version"), SMI_TABLE),
         (has("NCCL INFO"), NCCL_LOG),
         (has("Weight between two GPUs"), WEIGHTS),
-        (has("ACCESS TABLE:") || has("LINK TYPE TABLE:"), AMD_SMI),
         (first.starts_with('{') && has("\"schema\"") && has("\"gdrd."), ANSWER),
     ];
     found.into_iter().find(|(is_it, _)| *is_it).map(|(_, name)| name)
@@ -131,7 +131,7 @@ mod tests {
             ("-+-[10000:e0-e1]---06.0 x\n", "lspci"),
             ("CA 'mlx5_0'\n\tCA type: MT4129", "ibstat"),
             ("hca_id:\tmlx5_0\n", "ibv_devinfo"),
-            ("ACCESS TABLE:\n             0000:05:00.0 \n0000:05:00.0 ENABLED\n", "rocm-smi --showtopo"),
+            ("ACCESS TABLE:\n             0000:05:00.0 \n0000:05:00.0 ENABLED\n", "whole text"),
             ("{\n  \"schema\": \"gdrd.plan/v1\",", "gdrctl export profile"),
         ] {
             assert!(name(text).is_some_and(|name| name.contains(part)), "{text}: {:?}", name(text));

@@ -46,7 +46,7 @@ pub(crate) fn without_service(line: &str, is_cell: impl Fn(&str) -> bool) -> &st
 fn is_host(word: &str) -> bool {
     word.strip_suffix(':').is_some_and(|host| {
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        let is_column = ["NIC", "nic", "GPU"].iter().any(|kind| host.starts_with(kind));
+        let is_column = ["NIC", "nic", "NVMe", "GPU"].iter().any(|kind| host.starts_with(kind));
         !is_column && host.starts_with(|c: char| c.is_ascii_alphanumeric()) && !host.contains(':')
     })
 }

@@ -36,7 +36,7 @@ pub fn read_root(root: &Path, options: &ReadOptions) -> Result<Snapshot, Topolog
 /// - an archive of such a tree: tar, as it is or packed with xz, zstd, gzip or bzip2;
 /// - NCCL topology XML;
 /// - a host profile;
-/// - text with a matrix of `nvidia-smi topo -m`, or with what `rocm-smi --showtopo` prints.
+/// - text with a matrix of `nvidia-smi topo -m`, or with what `rocm-smi --showtopo` or `amd-smi topology` prints.
 ///
 /// # Errors
 /// The input cannot be read, is larger than any of its kind, is broken, or is of no known kind.

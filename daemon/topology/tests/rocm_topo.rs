@@ -112,6 +112,54 @@ fn hops_alone_tell_levels() {
     assert_eq!(levels, [Some(Level::nvlink(1)), Some(Level::Node), Some(Level::Sys)]);
 }
 
+/// MI250 (vllm-project/vllm#16840): every pair says XGMI and one hop, and only the weight tells whose link is their own.
+#[test]
+fn a_way_through_other_gpus_is_no_link() {
+    let table = |title: &str, cells: [[&str; 3]; 3]| {
+        let row = |(gpu, cells): (usize, [&str; 3])| format!("GPU{gpu}   {}\n", cells.join("   "));
+        let rows: String = cells.into_iter().enumerate().map(row).collect();
+        format!("==== {title} between two GPUs ====\n       GPU0   GPU1   GPU2\n{rows}\n")
+    };
+    let weight = table("Weight", [["0", "15", "30"], ["15", "0", "15"], ["30", "15", "0"]]);
+    let hops = table("Hops", [["0", "1", "1"], ["1", "0", "1"], ["1", "1", "0"]]);
+    let link = table("Link Type", [["0", "XGMI", "XGMI"], ["XGMI", "0", "XGMI"], ["XGMI", "XGMI", "0"]]);
+    for (text, far) in [
+        (format!("{weight}{hops}{link}"), None),
+        (format!("{weight}{hops}{link}{}", showtoponuma(&[(3, 3), (1, 1), (3, 3)])), Some(Level::Node)),
+        (format!("{hops}{link}"), Some(Level::nvlink(1))),
+    ] {
+        let host = read(&text);
+        let level = |a, b| host.gpu_level(GpuId(a), GpuId(b));
+        assert_eq!([level(0, 1), level(1, 2)], [Some(Level::nvlink(1)); 2], "{text}");
+        assert_eq!(level(0, 2), far, "{text}");
+    }
+}
+
+/// `amd-smi topology` names GPUs by address and has no tree.
+#[test]
+fn tables_of_amd_smi_are_read() {
+    let table = |title: &str, own: &str, near: &str, far: &str| {
+        format!(
+            "{title} TABLE:\n             0000:05:00.0 0000:26:00.0 0000:c1:00.0\n0000:05:00.0 {own}   {near}   {far}\n\
+             0000:26:00.0 {near}   {own}   {far}\n0000:c1:00.0 {far}   {far}   {own}\n"
+        )
+    };
+    let access = table("ACCESS", "ENABLED", "ENABLED", "DISABLED");
+    let tables =
+        [table("WEIGHT", "0", "15", "40"), table("HOPS", "0", "1", "2"), table("LINK TYPE", "SELF", "XGMI", "PCIE")];
+    let rest = table("NUMA BW", "N/A", "50000-50000", "N/A");
+    for text in [format!("$ amd-smi topology\n{access}{}{rest}", tables.concat()), tables[1].clone()] {
+        let host = gdrd_topology::read_text(&text, "a".as_ref(), &ReadOptions::default()).unwrap().host;
+        let names: Vec<&str> = host.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+        assert_eq!(names, ["GPU0", "GPU1", "GPU2"], "{text}");
+        let level = |a, b| host.gpu_level(GpuId(a), GpuId(b));
+        assert_eq!([level(0, 1), level(0, 2)], [Some(Level::nvlink(1)), Some(Level::Node)], "{text}");
+        assert!(host.warnings.iter().any(|warning| warning.contains("GPU2 is 0000:c1:00.0")), "{:?}", host.warnings);
+    }
+    let error = gdrd_topology::read_text(&access, "a".as_ref(), &ReadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("amd-smi topology"), "{error}");
+}
+
 /// Public documents retype `GPU[0]` as `GPU 0`; one GPU has a table of one cell (sglang's report of a guest).
 #[test]
 fn gpus_are_found_however_they_are_written() {

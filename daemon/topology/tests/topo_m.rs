@@ -6,6 +6,7 @@ mod common;
 
 use common::tables::{FORMS, Form, Table, print, table};
 use common::{Answer, answers, assert_plan_keeps_the_rules, by_level, case_text, sections};
+use gdrd_topology::advise::{Destination, advise_path};
 use gdrd_topology::assemble::{ReadOptions, assemble};
 use gdrd_topology::export::{env, mooncake_matrix};
 use gdrd_topology::level::Level;
@@ -288,6 +289,57 @@ fn mig_instances_are_left_out_and_shift_nothing() {
         }
         assert_eq!(host.gpu_level(GpuId(0), GpuId(1)), Some(Level::Sys));
         assert!(host.warnings.iter().any(|warning| warning.contains("MIG instances, left out")), "{:?}", host.warnings);
+    }
+}
+
+/// `nvidia-smi topo -m -nvme`: in one matrix, or behind it in one of their own (newer drivers).
+#[test]
+fn drives_are_no_nics_and_have_levels() {
+    let legend = "NIC Legend:\n\n  NIC0: mlx5_0\n";
+    let drives = "NVMe Legend:\n\n  NVMe0: nvme0n1\n  NVMe1: nvme3n1\n";
+    let one = format!(
+        "\tGPU0\tGPU1\tNIC0\tNVMe0\tNVMe1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\tPIX\tSYS\tPIX\t0-15\t0\n\
+         GPU1\tSYS\t X \tSYS\tPHB\tSYS\t16-31\t1\nNIC0\tPIX\tSYS\t X \tSYS\tPIX\nNVMe0\tSYS\tPHB\tSYS\t X \tSYS\n{legend}{drives}"
+    );
+    let two = format!(
+        "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tSYS\tPIX\t0-15\t0\nGPU1\tSYS\t X \tSYS\t16-31\t1\n\
+         NIC0\tPIX\tSYS\t X \n{legend}\n\u{1b}[4mNVMe0\tNVMe1\t\u{1b}[0m\nGPU0\tSYS\tPIX\t\nGPU1\tPHB\tSYS\t\n{drives}"
+    );
+    for text in [one, two] {
+        let host = read(&text);
+        assert_eq!(nic_names(&host), ["mlx5_0"], "{text}");
+        assert_eq!(host.drives.iter().map(|drive| drive.name.as_str()).collect::<Vec<_>>(), ["nvme0", "nvme3"]);
+        assert_eq!(host.gpus.iter().map(|gpu| gpu.numa).collect::<Vec<_>>(), [Some(NumaId(0)), Some(NumaId(1))]);
+        assert_eq!(host.warnings, Vec::<String>::new(), "{text}");
+        let snapshot = snapshot(host);
+        let plan = plan(&snapshot, &PlanOptions::default());
+        for (gpu, drive, level) in [
+            ("GPU0", None, Level::Pix),
+            ("GPU0", Some("nvme3n1"), Level::Pix),
+            ("GPU1", None, Level::Phb),
+            ("GPU1", Some("nvme3"), Level::Sys),
+        ] {
+            let to = Destination::Drive(drive.map(str::to_owned));
+            let advice = advise_path(&snapshot, &plan, gpu, &to).unwrap();
+            assert_eq!(advice.level, Some(level), "{text}");
+        }
+    }
+}
+
+/// GB200: the node of the CPUs, then those of the GPU's memory. Two nodes of CPUs are no answer.
+#[test]
+fn the_nodes_of_a_gpus_own_memory_do_not_hide_that_of_its_cpus() {
+    let numa = |affinity: &str| {
+        read(&format!(
+            "\tGPU0\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tNODE\t72-143\t{affinity}\t\tN/A\n"
+        ))
+        .gpus[0]
+            .numa
+    };
+    for (affinity, right) in
+        [("1,18-33", Some(1)), ("0", Some(0)), ("0-1", None), ("0,1", None), ("0,8,252-255", None), ("N/A", None)]
+    {
+        assert_eq!(numa(affinity), right.map(NumaId), "{affinity}");
     }
 }
 

@@ -41,8 +41,9 @@ fn is_over_fabric(drive: &Drive) -> bool {
 }
 
 fn level(host: &Host, from: GpuId, drive: &Drive) -> Option<Level> {
-    let gpu = host.gpu(from)?.bdf?;
-    host.pci_level(gpu, drive.bdf?)
+    let gpu = host.gpu(from)?;
+    let by_tree = gpu.bdf.zip(drive.bdf).and_then(|(gpu, drive)| host.pci_level(gpu, drive));
+    by_tree.or_else(|| host.given_level(&gpu.name, &drive.name))
 }
 
 fn by_pcie(host: &Host, from: GpuId, drive: &Drive) -> PathAdvice {

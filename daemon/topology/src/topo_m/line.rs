@@ -14,6 +14,11 @@ impl Column {
         numbered(&self.name, "GPU")
     }
 
+    /// A drive of `nvidia-smi topo -m -nvme`.
+    pub(super) fn is_drive(&self) -> bool {
+        is_drive(&self.name)
+    }
+
     pub(super) fn is_mig(&self) -> bool {
         is_mig(&self.name)
     }
@@ -48,6 +53,19 @@ pub(super) fn is_p2p_row(line: &str) -> bool {
 pub(super) fn numbered(name: &str, kind: &str) -> bool {
     let digits = name.strip_prefix(kind);
     digits.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// `NVMe0`, also by the name of the device.
+fn is_drive(name: &str) -> bool {
+    name.split_at_checked(4).is_some_and(|(kind, rest)| {
+        kind.eq_ignore_ascii_case("nvme") && rest.starts_with(|first: char| first.is_ascii_digit())
+    })
+}
+
+/// A header of drives alone: newer drivers print these columns as a matrix of their own behind the first.
+pub(super) fn drive_header(line: &str) -> Option<Vec<Column>> {
+    let columns: Vec<Column> = line.split_whitespace().map(|word| Column { name: word.to_owned() }).collect();
+    (!columns.is_empty() && columns.iter().all(Column::is_drive)).then_some(columns)
 }
 
 /// An instance of a GPU: `GPU0-MIG0`, or `MIG 0/7/0` as [`join_mig`] joins it.
@@ -105,15 +123,15 @@ pub(super) fn is_cell(word: &str) -> bool {
     level(word).is_some() || matches!(word, "N/A" | "-" | "--" | "?")
 }
 
-/// Pairs of a NIC's column and its name, free of the quoting and lists that people put around them.
+/// Pairs of a NIC's or drive's column and its name, free of the quoting and lists that people put around them.
 pub(super) fn legend_entries(line: &str) -> Vec<(String, String)> {
-    if !line.contains("NIC") {
+    if !line.contains("NIC") && !line.contains("NVMe") {
         return Vec::new();
     }
     let plain = line.replace(['`', '\'', '"', '*', ',', ';'], " ").replace(':', " : ").replace('(', " (");
     let words: Vec<&str> = plain.split_whitespace().collect();
     let entry = |at: usize| {
-        let nic = words.get(at).filter(|word| numbered(word, "NIC"))?;
+        let nic = words.get(at).filter(|word| numbered(word, "NIC") || is_drive(word))?;
         words.get(at + 1).filter(|word| **word == ":")?;
         let name = words.get(at + 2)?.trim_end_matches('.');
         // `NIC0: is down` is prose: device names have a number, or stand alone.

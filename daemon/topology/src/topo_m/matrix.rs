@@ -7,8 +7,8 @@ use crate::model::NumaId;
 use crate::pasted;
 use crate::topo_m::apart::apart;
 use crate::topo_m::line::{
-    Column, RawRow, go_on, header, is_cell, is_p2p_row, join_mig, legend_entries, level, numa_affinity, numbered,
-    raw_row,
+    Column, RawRow, drive_header, go_on, header, is_cell, is_p2p_row, join_mig, legend_entries, level, numa_affinity,
+    numbered, raw_row,
 };
 use crate::topo_m::{BadTopoM, MAX_TOPO_M_COLUMNS};
 
@@ -85,6 +85,18 @@ fn is_told(rows: &[RawRow]) -> bool {
     rows.iter().any(|row| row.has_x() && has_level(row))
 }
 
+/// Adds a row, or to the row of the same device the columns of drives, which begin at `drives_from`.
+fn push(rows: &mut Vec<RawRow>, row: RawRow, drives_from: Option<usize>) {
+    let known = rows.iter_mut().find(|known| known.name == row.name);
+    match known.zip(drives_from).filter(|(known, from)| known.levels.len() <= *from) {
+        Some((known, from)) => {
+            known.levels.resize(from, "?".to_owned());
+            known.levels.extend(row.levels);
+        }
+        None => rows.push(row),
+    }
+}
+
 impl Matrix {
     /// The first matrix with a level in it, else the first that has at least a row.
     pub(super) fn find(text: &str) -> Result<Self, BadTopoM> {
@@ -92,6 +104,7 @@ impl Matrix {
         let mut rows: Vec<RawRow> = Vec::new();
         let mut bare: Option<(Vec<Column>, Vec<RawRow>)> = None;
         let mut header_is_open = false;
+        let mut drives_from = None;
         let mut speakers = Speakers::default();
         for line in text.lines() {
             let line = join_mig(pasted::clean(pasted::without_service(line, is_cell)));
@@ -113,7 +126,10 @@ impl Matrix {
                 }
             } else if let Some(row) = raw_row(line) {
                 header_is_open = false;
-                rows.push(row);
+                push(&mut rows, row, drives_from);
+            } else if let Some(drives) = drive_header(line).filter(|_| !header_is_open && is_told(&rows)) {
+                drives_from = Some(width);
+                matrix.columns.extend(drives);
             } else if let Some(columns) = header(line, header_is_open) {
                 if is_told(&rows) {
                     matrix.warnings.push("a second matrix in the text is left out".to_owned());
@@ -177,8 +193,10 @@ impl Matrix {
                 self.warnings.push(format!("row {}: listed twice, the first one is kept", raw.name));
                 continue;
             }
-            if raw.levels.len() < self.columns.len() {
-                let (has, of) = (raw.levels.len(), self.columns.len());
+            // Drives may have columns of GPUs' rows alone.
+            let of = self.columns.iter().position(Column::is_drive).unwrap_or(self.columns.len());
+            if raw.levels.len() < of {
+                let has = raw.levels.len();
                 let then = raw.rest.split_whitespace().next().map(|word| format!("; then comes '{}'", shown(word)));
                 let then = then.unwrap_or_default();
                 self.warnings.push(format!("row {}: has {has} of {of} levels, the rest is unknown{then}", raw.name));
@@ -263,8 +281,20 @@ impl Matrix {
     /// The NUMA node of a column's device, if its row names exactly one.
     pub(super) fn numa(&self, column: usize) -> Option<NumaId> {
         let row = self.rows.iter().find(|row| row.column == column)?;
-        pasted::sole_number(&row.numa).map(NumaId)
+        own_node(&row.numa).map(NumaId)
     }
+}
+
+/// The one node of an affinity. On hosts whose GPUs have their memory as nodes of their own (GB200: `0,2-17`) the first
+/// is that of the CPUs, the range behind it those of the GPU (NeMo-RL, `numa_utils.py`).
+fn own_node(affinity: &str) -> Option<u16> {
+    let (first, rest) = affinity.split_once(',').unwrap_or((affinity, ""));
+    let is_range = |rest: &str| rest.split_once('-').is_some_and(|(from, to)| [from, to].iter().all(|n| is_node(n)));
+    (rest.is_empty() || is_range(rest)).then(|| pasted::sole_number(first)).flatten()
+}
+
+fn is_node(word: &str) -> bool {
+    pasted::sole_number(word).is_some()
 }
 
 /// A word of the input as a message repeats it.

@@ -11,7 +11,7 @@ mod matrix;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::level::Level;
-use crate::model::{GivenLevel, HcaOrigin, NamedGpu, NumaId, RawHca, RawHost};
+use crate::model::{Drive, GivenLevel, HcaOrigin, NamedGpu, NumaId, RawHca, RawHost};
 use crate::source::SourceKind;
 use line::Column;
 use matrix::Matrix;
@@ -84,7 +84,7 @@ fn host(mut matrix: Matrix) -> RawHost {
         let (list, has) = (rowless.join(", "), if rowless.len() == 1 { "has" } else { "have" });
         raw.warnings.push(format!("{list}: {has} no row, so that most of the levels are unknown"));
     }
-    let nics = matrix.columns.iter().enumerate().filter(|(_, column)| !column.is_gpu());
+    let nics = matrix.columns.iter().enumerate().filter(|(_, column)| !column.is_gpu() && !column.is_drive());
     let hca = |(place, _): (usize, &Column)| RawHca {
         name: names.get(place).cloned().unwrap_or_default(),
         origin: Some(HcaOrigin::Hardware),
@@ -92,6 +92,8 @@ fn host(mut matrix: Matrix) -> RawHost {
         ..RawHca::default()
     };
     raw.hcas = Some(nics.map(hca).collect());
+    let drives = matrix.columns.iter().zip(&names).filter(|(column, _)| column.is_drive());
+    raw.drives = drives.map(|(_, name)| drive(name)).collect();
     let name = |place: usize| names.get(place).cloned().unwrap_or_default();
     let given = |((a, b), level): (&(usize, usize), &Level)| GivenLevel {
         a: name(*a),
@@ -104,15 +106,26 @@ fn host(mut matrix: Matrix) -> RawHost {
     raw
 }
 
-/// Names of all columns: GPUs as they are, NICs by the legend.
+fn drive(name: &str) -> Drive {
+    Drive { name: name.to_owned(), bdf: None, numa: None, transport: None, netdev: None, source: SOURCE }
+}
+
+/// The controller of a namespace: `nvme0` of `nvme0n1`.
+fn controller(name: &str) -> &str {
+    let is_number = |number: &str| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    name.rsplit_once('n').filter(|(_, number)| is_number(number)).map_or(name, |(controller, _)| controller)
+}
+
+/// Names of all columns: GPUs as they are, NICs and drives by the legend.
 fn names(matrix: &Matrix, warnings: &mut Vec<String>) -> Vec<String> {
     let mut taken = BTreeSet::new();
     let mut names = Vec::new();
     for column in &matrix.columns {
         let by_legend = matrix.legend.get(&column.name).filter(|_| !column.is_gpu());
-        let name = by_legend.unwrap_or(&column.name);
-        if taken.insert(name.clone()) {
-            names.push(name.clone());
+        let name = by_legend.unwrap_or(&column.name).as_str();
+        let name = if column.is_drive() { controller(name) } else { name };
+        if taken.insert(name.to_owned()) {
+            names.push(name.to_owned());
         } else {
             warnings.push(format!("the legend names {name} twice, {} keeps its own name", column.name));
             taken.insert(column.name.clone());
