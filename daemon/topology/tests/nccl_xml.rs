@@ -105,6 +105,47 @@ fn a_text_without_classes_says_that_it_needs_the_hosts_own_tree() {
     assert!(host.warnings.iter().any(|warning| warning.contains("9 functions have no class")), "{:?}", host.warnings);
 }
 
+/// DGX Spark lists functions without class (a public report of its dump): what they hold tells what they are.
+#[test]
+fn functions_without_class_are_what_they_hold() {
+    let text = "<system version=\"1\"><cpu numaid=\"0\" arch=\"arm64\">\
+                <pci busid=\"0000:01:00.0\" link_speed=\"32.0 GT/s PCIe\" link_width=\"4\"><nic>\
+                <net name=\"rocep1s0f0\" speed=\"200000\" gdr=\"0\" net=\"1\" gin=\"1\"/></nic></pci>\
+                <pci busid=\"000f:01:00.0\"><gpu dev=\"0\" sm=\"121\"><c2c bw=\"43125\" count=\"8\"/></gpu></pci></cpu></system>";
+    let host = read(text);
+    assert_eq!((host.gpus.len(), host.hcas.len()), (1, 1));
+    assert_eq!(host.warnings, Vec::<String>::new());
+}
+
+/// VR200 (`mlopart`) and ranks that share a GPU: several elements of one GPU, each with all of its links.
+#[test]
+fn several_gpu_elements_of_one_function_are_one_gpu() {
+    let text = |first: &str, second: &str| {
+        let gpu = |dev: &str| {
+            format!("<gpu dev=\"{dev}\"><nvlink target=\"fffffff:ff:ff.0\" count=\"36\" tclass=\"0x068000\"/></gpu>")
+        };
+        format!(
+            "<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0002:81:00.0\" class=\"0x030200\">{}{}</pci></cpu></system>",
+            gpu(first),
+            gpu(second)
+        )
+    };
+    let shared = read(&text("0", "0"));
+    assert_eq!(shared.nvlinks.iter().map(|link| link.links).collect::<Vec<_>>(), [36]);
+    assert_eq!((shared.gpus.len(), shared.warnings.len()), (1, 0));
+    let mistaken = read(&text("0", "1"));
+    assert!(mistaken.warnings[0].contains("0002:81:00.0: holds several gpu elements"), "{:?}", mistaken.warnings);
+}
+
+#[test]
+fn a_nic_without_net_is_told() {
+    let text = "<system version=\"1\"><cpu numaid=\"0\"><pci busid=\"0000:01:00.0\" class=\"0x020700\">\
+                <nic dev=\"mlx5_0\" speed=\"200\"/></pci><pci busid=\"0000:02:00.0\" class=\"0x020700\"><nic/></pci></cpu></system>";
+    let warnings = read(text).warnings;
+    assert_eq!(warnings.iter().filter(|warning| warning.contains("`net` element")).count(), 1, "{warnings:?}");
+    assert!(warnings.iter().any(|warning| warning.starts_with("nic mlx5_0: ")), "{warnings:?}");
+}
+
 #[test]
 fn flat_guests_make_every_pair_phb() {
     let host = case("nccl-tests256-h200-vm-flat-part");

@@ -39,6 +39,8 @@ pub(super) fn parse(text: &str) -> Result<NcclTopology, BadNcclXml> {
 struct Place {
     cpu: usize,
     pci: Option<usize>,
+    /// Below a further `gpu` element of one function, whose links the first lists as well.
+    is_again: bool,
 }
 
 /// Most characters of a refused text that a message repeats.
@@ -72,7 +74,7 @@ impl Reader {
                 Ok(())
             }
             ("nic", "cpu" | "pci", Some(place)) => {
-                self.places.insert(node.id(), place);
+                self.nic(node, place);
                 Ok(())
             }
             ("net", "nic" | "cpu" | "pci", Some(place)) => self.net(node, place),
@@ -111,7 +113,7 @@ impl Reader {
         let numa = number.and_then(Result::ok).and_then(|number| u16::try_from(number).ok()).map(NumaId);
         // All CPUs of a host are of one kind.
         self.topology.cpu_kind = self.topology.cpu_kind.take().or_else(|| cpu_kind(node));
-        let place = Place { cpu: self.topology.cpus.len(), pci: None };
+        let place = Place { cpu: self.topology.cpus.len(), pci: None, is_again: false };
         self.topology.cpus.push(Cpu { numa, cpus: node.attribute("affinity").and_then(cpu_list) });
         self.places.insert(node.id(), place);
         Ok(())
@@ -165,6 +167,19 @@ impl Reader {
         }
     }
 
+    /// A `nic` only holds `net` elements. People who write one by hand give it what is theirs.
+    fn nic(&mut self, node: &Node<'_, '_>, place: Place) {
+        let named = ["name", "net", "dev"].iter().find_map(|key| node.attribute(*key));
+        let has_net = node.children().any(|child| child.tag_name().name() == "net");
+        if let Some(name) = named.filter(|_| !has_net) {
+            self.warn(format!(
+                "nic {}: has no `net` element, left out (NCCL takes no NIC without one either)",
+                clipped(name)
+            ));
+        }
+        self.places.insert(node.id(), place);
+    }
+
     fn net(&mut self, node: &Node<'_, '_>, place: Place) -> Result<(), BadNcclXml> {
         if self.topology.nets.len() >= MAX_XML_DEVICES {
             return Err(BadNcclXml(format!("has more than {MAX_XML_DEVICES} net elements")));
@@ -189,14 +204,23 @@ impl Reader {
         if self.gpus > MAX_XML_DEVICES {
             return Err(BadNcclXml(format!("has more than {MAX_XML_DEVICES} gpu elements")));
         }
-        if let Some(pci) = place.pci.and_then(|pci| self.topology.pcis.get_mut(pci)) {
-            pci.has_gpu = true;
+        let Some(pci) = place.pci.and_then(|pci| self.topology.pcis.get_mut(pci)) else { return Ok(()) };
+        let is_again = std::mem::replace(&mut pci.has_gpu, true);
+        let bdf = pci.bdf;
+        // Ranks that share a GPU, and halves of one (`mlopart`), are elements of one `dev`.
+        let dev = |node: &Node<'_, '_>| node.attribute("dev").map(str::to_owned);
+        let first = node.prev_siblings().skip(1).filter(|other| other.tag_name().name() == "gpu").last();
+        if first.is_some_and(|first| dev(&first) != dev(node)) {
+            self.warn(format!("{bdf}: holds several gpu elements; a function is one GPU, the first counts"));
         }
-        self.places.insert(node.id(), place);
+        self.places.insert(node.id(), Place { is_again, ..place });
         Ok(())
     }
 
     fn gpu_link(&mut self, node: &Node<'_, '_>, place: Place) {
+        if place.is_again {
+            return;
+        }
         let Some(gpu) = place.pci.and_then(|pci| self.topology.pcis.get(pci)).map(|pci| pci.bdf) else { return };
         let target = node.attribute("target").and_then(|text| text.trim().parse::<Bdf>().ok());
         let class = node.attribute("tclass").and_then(class);

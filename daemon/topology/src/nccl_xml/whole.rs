@@ -24,7 +24,10 @@ pub(super) fn host(topology: &NcclTopology) -> RawHost {
     raw.hcas = hcas(topology, &mut raw.warnings);
     raw.nvlinks = nvlinks(topology);
     raw.given_levels = levels_without_pci(topology);
-    let classless = topology.pcis.iter().filter(|pci| pci.class().is_none() && !pci.has_gpu).count();
+    // What holds a gpu or a net element tells what it is.
+    let nets: Vec<Option<usize>> = topology.nets.iter().map(|net| net.pci).collect();
+    let is_told = |place: usize, pci: &Pci| pci.has_gpu || pci.class().is_some() || nets.contains(&Some(place));
+    let classless = topology.pcis.iter().enumerate().filter(|(place, pci)| !is_told(*place, pci)).count();
     if classless > 0 {
         raw.warnings.push(format!(
             "{} no class, so GPUs and NICs among them cannot be told apart: read the text as an override over the host's \
