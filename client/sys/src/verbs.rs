@@ -4,8 +4,10 @@
 //! verbs: this crate binds none.
 
 use std::ffi::{c_int, c_void};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd as _};
+use std::os::fd::{BorrowedFd, IntoRawFd as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -103,16 +105,27 @@ impl ImportedContext {
     /// Imports what these handles name.
     ///
     /// # Errors
-    /// `Absent`, `Refused`.
+    /// `Absent`, `Refused`. An import of a context that libibverbs refuses may cost a descriptor: whether it has closed its copy
+    /// is not told, and the number may be another thread's by then (libibverbs/device.c, ibv_import_device;
+    /// providers/mlx5/mlx5.c, mlx5_import_context).
     pub fn import(context: BorrowedFd<'_>, pd_handle: u32, mr_handles: &[u32]) -> Result<Self, VerbsError> {
-        let verbs = verbs()?;
+        Self::import_by(verbs()?, context, pd_handle, mr_handles)
+    }
+
+    fn import_by(
+        verbs: &'static Verbs,
+        context: BorrowedFd<'_>,
+        pd_handle: u32,
+        mr_handles: &[u32],
+    ) -> Result<Self, VerbsError> {
         let refused = |call| move |source| VerbsError::Refused { call, source };
-        let copy = context.try_clone_to_owned().map_err(refused("dup"))?;
+        let copy = File::from(context.try_clone_to_owned().map_err(refused("dup"))?);
+        if !copy.metadata().map_err(refused("fstat"))?.file_type().is_char_device() {
+            return Err(refused("ibv_import_device")(io::ErrorKind::InvalidInput.into()));
+        }
         let import = verbs.ibv_import_device;
-        // SAFETY: the descriptor is open; an import that fails leaves it to the caller (libibverbs/device.c).
-        let found = made("ibv_import_device", unsafe { import(copy.as_raw_fd()) })?;
-        // From here on the imported context closes it.
-        let _ = copy.into_raw_fd();
+        // SAFETY: the descriptor is open, and the library's from here on.
+        let found = made("ibv_import_device", unsafe { import(copy.into_raw_fd()) })?;
         let mut imported = Self { context: found, pd: None, regions: Vec::new(), verbs };
         let import = verbs.ibv_import_pd;
         // SAFETY: the context was imported just now and ends with this value; a wrong handle is an error.
@@ -168,9 +181,45 @@ fn made(call: &'static str, pointer: *mut c_void) -> Result<NonNull<c_void>, Ver
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd as _;
+    use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
+    use std::sync::Mutex;
 
     use super::*;
+
+    /// What another thread opened while an import failed.
+    static OPENED: Mutex<Option<File>> = Mutex::new(None);
+
+    /// As mlx5 where the kernel refuses: the descriptor is closed, and its number free for others.
+    extern "C" fn close_and_fail(fd: c_int) -> *mut c_void {
+        // SAFETY: an import owns what it is given.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        *OPENED.lock().expect("nobody panicked") = File::open("/dev/zero").ok();
+        std::ptr::null_mut()
+    }
+
+    #[test]
+    fn a_descriptor_that_a_failed_import_may_have_closed_is_not_closed_again() {
+        extern "C" fn never(_: *mut c_void) {}
+        extern "C" fn close(_: *mut c_void) -> c_int {
+            0
+        }
+        extern "C" fn none(_: *mut c_void, _: u32) -> *mut c_void {
+            std::ptr::null_mut()
+        }
+        static LIBRARY: Verbs = Verbs {
+            ibv_import_device: close_and_fail,
+            ibv_close_device: close,
+            ibv_import_pd: none,
+            ibv_unimport_pd: never,
+            ibv_import_mr: none,
+            ibv_unimport_mr: never,
+        };
+        let device = File::open("/dev/null").expect("there is always one");
+        let refused = ImportedContext::import_by(&LIBRARY, device.as_fd(), 0, &[]).expect_err("it fails");
+        assert!(matches!(refused, VerbsError::Refused { call: "ibv_import_device", .. }), "{refused}");
+        let opened = OPENED.lock().expect("nobody panicked").take().expect("a descriptor is left");
+        assert!(opened.metadata().is_ok(), "it is another's by now: {opened:?}");
+    }
 
     #[test]
     fn what_is_no_context_is_refused_and_stays_open() {

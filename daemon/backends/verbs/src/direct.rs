@@ -4,11 +4,12 @@
 //! (drivers/infiniband/hw/mlx5/devx.c, mlx5_ib_devx_create). Capabilities belong to a thread (capabilities(7)), so the one that
 //! opens such a context gives them up first, and ends after.
 
-use std::os::fd::{AsRawFd as _, BorrowedFd, IntoRawFd as _};
+use std::os::fd::{BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use gdrd_hal::{Access, DirectContext, HcaError, MemoryRegion, MemorySource};
+use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use crate::context::Context;
@@ -64,17 +65,37 @@ impl DirectContext for Direct {
 
 /// Whether the provider can import a context, found out with a copy of the daemon's own: only mlx5 can, as of rdma-core 65.
 pub(crate) fn can_import(context: &Context) -> bool {
-    let Ok(copy) = context.command_fd().try_clone_to_owned() else { return false };
     let import = context.library().ibv_import_device;
-    // SAFETY: the descriptor is open; an import that fails leaves it to the caller (libibverbs/device.c, ibv_import_device).
-    let Some(imported) = NonNull::new(unsafe { import(copy.as_raw_fd()) }) else { return false };
-    // From here on it is the imported context's, which closes it.
-    let _ = copy.into_raw_fd();
+    let imported = import_copy(context.command_fd(), |copy| {
+        // SAFETY: the descriptor is open, and the library's from here on.
+        NonNull::new(unsafe { import(copy) }).ok_or_else(errno)
+    });
+    let Some(imported) = imported else { return false };
     let close = context.library().ibv_close_device;
     // SAFETY: imported just now, and given to nobody else; closing it ends no object of the context that it is of.
     let closed = unsafe { close(imported.as_ptr()) };
     debug_assert_eq!(closed, 0, "{}", std::io::Error::from_raw_os_error(errno()));
     true
+}
+
+/// Imports a copy of a context's descriptor. One that comes from an import is closed with it. Where the import fails, libibverbs may
+/// have closed it or not, and its number may be another thread's by now: a provider that has tried closes it
+/// (providers/mlx5/mlx5.c, mlx5_uninit_context), as does the end of an import that only lacks its event descriptor
+/// (libibverbs/device.c, ibv_import_device). So it is closed here in the one case that is certain, and is lost in others.
+fn import_copy<T>(context: BorrowedFd<'_>, import: impl FnOnce(RawFd) -> Result<T, i32>) -> Option<T> {
+    const NO_PROVIDER_TRIED: i32 = Errno::OPNOTSUPP.raw_os_error();
+    let copy = context.try_clone_to_owned().ok()?.into_raw_fd();
+    match import(copy) {
+        Ok(imported) => return Some(imported),
+        Err(NO_PROVIDER_TRIED) => {
+            // SAFETY: made above. libibverbs itself gives this errno, to providers that import nothing, and closes nothing then; the
+            // kernel gives it in an import to those that have no query_ucontext (uverbs_std_types_device.c), which mlx5 has had
+            // since that method is there.
+            drop(unsafe { OwnedFd::from_raw_fd(copy) });
+        }
+        Err(_) => {}
+    }
+    None
 }
 
 /// Gives up, for the calling thread and for ever, what a client must not have.
@@ -89,6 +110,40 @@ fn drop_raw_rights() -> rustix::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_descriptor_that_a_failed_import_may_have_closed_is_not_closed_again() {
+        use std::os::fd::{AsFd as _, AsRawFd as _};
+
+        let file = tempfile::tempfile().expect("a file");
+        let mut next = None;
+        let tried = import_copy(file.as_fd(), |copy| {
+            // What mlx5 does where the kernel refuses, and what another thread may do then.
+            // SAFETY: it was given to this import, which is its owner.
+            drop(unsafe { OwnedFd::from_raw_fd(copy) });
+            next = rustix::io::fcntl_dupfd_cloexec(&file, copy).ok();
+            Err::<(), _>(Errno::IO.raw_os_error())
+        });
+        assert_eq!(tried, None);
+        let next = next.expect("a descriptor is left");
+        assert!(rustix::io::fcntl_getfd(&next).is_ok(), "{} is another's", next.as_raw_fd());
+    }
+
+    #[test]
+    fn a_provider_that_cannot_import_costs_no_descriptor() {
+        use std::os::fd::AsFd as _;
+
+        let file = tempfile::tempfile().expect("a file");
+        let mut copy = None;
+        let tried = import_copy(file.as_fd(), |number| {
+            copy = Some(number);
+            Err::<(), _>(Errno::OPNOTSUPP.raw_os_error())
+        });
+        assert_eq!(tried, None);
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", copy.expect("it was tried")));
+        let own = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)));
+        assert_ne!(link.ok(), own.ok(), "the copy is closed");
+    }
 
     #[test]
     fn the_thread_that_opens_a_clients_context_has_no_raw_rights_and_others_keep_theirs() {
