@@ -13,7 +13,8 @@ use gdrd_hal::{CqId, HcaEvent, SrqId};
 use crate::completion::CqHandle;
 use crate::shared_receive::SrqHandle;
 
-/// Most events that wait for [`gdrd_hal::Hca::take_events`]; what is there already is not noted twice.
+/// Most events of single objects that wait for [`gdrd_hal::Hca::take_events`]. Those of ports and of the device always find room:
+/// none waits twice, and there are few of them.
 const MAX_WAITING_EVENTS: usize = 1024;
 
 /// A queue pair as the event thread sees it.
@@ -75,8 +76,18 @@ impl Registry {
     }
 
     pub(crate) fn note(&self, event: HcaEvent) {
+        let of_an_object = |event: &HcaEvent| match event {
+            HcaEvent::DeviceFatal
+            | HcaEvent::PortActive { .. }
+            | HcaEvent::PortDown { .. }
+            | HcaEvent::GidChange { .. } => false,
+            // Kinds to come are bounded until somebody says that they are few.
+            _ => true,
+        };
         let mut events = self.waiting();
-        if !events.contains(&event) && events.len() < MAX_WAITING_EVENTS {
+        // The later one counts: a port that went down, came up and went down again is down.
+        events.retain(|waiting| *waiting != event);
+        if !of_an_object(&event) || events.iter().filter(|e| of_an_object(e)).count() < MAX_WAITING_EVENTS {
             events.push_back(event);
         }
     }
@@ -113,7 +124,33 @@ mod tests {
         }
         let events = registry.take_events();
         assert_eq!(events[..2], [HcaEvent::GidChange { port_num: 1 }, HcaEvent::QueuePairFatal { qp_num: 0 }]);
-        assert_eq!(events.len(), MAX_WAITING_EVENTS);
+        assert_eq!(events.len(), 1 + MAX_WAITING_EVENTS);
         assert!(registry.take_events().is_empty());
+    }
+
+    #[test]
+    fn the_last_thing_told_of_a_port_is_what_it_is_now() {
+        let registry = Registry::default();
+        let (up, down) = (HcaEvent::PortActive { port_num: 1 }, HcaEvent::PortDown { port_num: 1 });
+        for event in [&down, &up, &down] {
+            registry.note(event.clone());
+        }
+        assert_eq!(registry.take_events(), [up, down]);
+    }
+
+    #[test]
+    fn what_is_told_of_the_device_and_its_ports_finds_room_behind_any_number_of_queue_pairs() {
+        let registry = Registry::default();
+        for qp_num in 0..5000 {
+            registry.note(HcaEvent::LastSharedReceive { qp_num });
+        }
+        let of_all = [
+            HcaEvent::PortDown { port_num: 1 },
+            HcaEvent::GidChange { port_num: 1 },
+            HcaEvent::PortActive { port_num: 1 },
+            HcaEvent::DeviceFatal,
+        ];
+        of_all.iter().for_each(|event| registry.note(event.clone()));
+        assert_eq!(registry.take_events()[MAX_WAITING_EVENTS..], of_all);
     }
 }
