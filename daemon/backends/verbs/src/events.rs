@@ -108,8 +108,10 @@ impl Watched {
             let mut fds =
                 [PollFd::from_borrowed_fd(stop, PollFlags::IN), PollFd::from_borrowed_fd(events, PollFlags::IN)];
             match poll(&mut fds, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => return,
+                // Who destroys an object waits for its events to be read: without poll they are, if with more laps.
+                Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::NOMEM) => {}
+                // Nothing else is said of two open descriptors.
+                Err(_) => return self.device_gone(),
             }
             let asked_to_stop = !fds[0].revents().is_empty();
             if asked_to_stop || !self.take_all() {
@@ -196,8 +198,14 @@ impl Watched {
             let queue_pair = ptr::with_exposed_provenance_mut::<ibv_qp>(*address);
             // SAFETY: a queue pair leaves the registry before it is destroyed, and the registry is locked here.
             let moved = unsafe { transition::to_error(&self.library, queue_pair) };
-            // One that refuses is in ERR, or its device has gone.
-            debug_assert!(moved.is_ok() || self.registry.is_gone(), "{moved:?}");
+            if let Err(errno) = moved {
+                // It is in ERR, or its device is going. The event still waits to be acknowledged: nothing may end the thread here.
+                tracing::warn!(
+                    qp_num = entry.qp_num,
+                    errno,
+                    "a queue pair of a completion queue that overran did not go to ERR"
+                );
+            }
             ended.push(entry.qp_num);
         }
         drop(objects);
@@ -255,12 +263,78 @@ impl Kind {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::Read as _;
+    use std::mem::ManuallyDrop;
+    use std::os::fd::{AsRawFd as _, FromRawFd as _};
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Condvar, Mutex, Weak};
+
+    use gdrd_hal::CqId;
+
     use super::*;
+    use crate::registry::{CqEntry, QueuePairEntry};
 
     fn kind(event_type: u32, port_num: i32) -> Kind {
         let mut element = [0; 8];
         element[..4].copy_from_slice(&port_num.to_ne_bytes());
         Kind::of(AsyncEvent { element: u64::from_ne_bytes(element), event_type })
+    }
+
+    /// Events acknowledged.
+    static ACKNOWLEDGED: (Mutex<u32>, Condvar) = (Mutex::new(0), Condvar::new());
+
+    /// A byte of the descriptor is an event of the completion queue at address 1, its end the end of the device.
+    unsafe extern "C" fn get(context: *mut ibv_context, event: *mut AsyncEvent) -> i32 {
+        // SAFETY: the test's own context, which outlives its thread.
+        let number = unsafe { (*context).async_fd };
+        // SAFETY: a pipe of the test, open as long, and not closed here.
+        let mut pipe = ManuallyDrop::new(unsafe { File::from_raw_fd(number) });
+        // It sets errno, as rustix does not.
+        if pipe.read(&mut [0; 1]).is_ok_and(|read| read == 1) {
+            // SAFETY: the thread's own event.
+            unsafe { event.write(AsyncEvent { element: 1, event_type: 0 }) };
+            return 0;
+        }
+        -1
+    }
+
+    unsafe extern "C" fn acknowledge(_: *mut AsyncEvent) {
+        *ACKNOWLEDGED.0.lock().expect("nobody panicked") += 1;
+        ACKNOWLEDGED.1.notify_all();
+    }
+
+    unsafe extern "C" fn refuse(_: *mut ibv_qp, _: *mut rdma_sys::ibv_qp_attr, _: i32) -> i32 {
+        Errno::INVAL.raw_os_error()
+    }
+
+    #[test]
+    fn an_event_is_acknowledged_whatever_a_driver_says_to_what_follows_from_it() {
+        let mut library = Library::uncallable();
+        (library.ibv_get_async_event, library.ibv_ack_async_event) = (get, acknowledge);
+        library.ibv_modify_qp = refuse;
+        let library = Arc::new(library);
+        let (events, device) = rustix::pipe::pipe().expect("a pipe");
+        // SAFETY: integers, pointers and a mutex that nobody locks (struct ibv_context, verbs.h); zero is valid.
+        let mut context: ibv_context = unsafe { std::mem::zeroed() };
+        context.async_fd = events.as_raw_fd();
+        let registry = Arc::new(Registry::default());
+        let dead = Arc::new(AtomicBool::new(false));
+        let cq = CqEntry { id: CqId(7), dead: Arc::clone(&dead), handle: Weak::new() };
+        registry.objects().cqs.insert(1, cq);
+        registry.objects().queue_pairs.insert(2, QueuePairEntry { qp_num: 17, cq: 1 });
+        // SAFETY: it is joined below, before the context goes.
+        let thread = unsafe { EventThread::start(&raw mut context, "test", &library, &registry) };
+        let mut thread = thread.expect("a thread");
+        for round in 1..=2 {
+            rustix::io::write(&device, &[0]).expect("room");
+            let count = ACKNOWLEDGED.0.lock().expect("nobody panicked");
+            drop(ACKNOWLEDGED.1.wait_while(count, |count| *count < round).expect("nobody panicked"));
+            assert!(dead.load(Ordering::Acquire));
+            assert_eq!(registry.take_events(), [HcaEvent::QueuePairFatal { qp_num: 17 }]);
+        }
+        thread.join();
+        assert!(!registry.is_gone());
     }
 
     #[test]

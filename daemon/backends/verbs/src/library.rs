@@ -60,6 +60,18 @@ macro_rules! library {
                 )*
                 Ok(Self { $($name,)* _handle: handle })
             }
+
+            /// A library that no call comes back from, for tests to put the functions in that they expect to be called.
+            #[cfg(test)]
+            pub(crate) fn uncallable() -> Self {
+                $(
+                    unsafe extern "C" fn $name($(_: $argument),*) $(-> $result)? {
+                        std::process::abort()
+                    }
+                )*
+                let own = libloading::os::unix::Library::this();
+                Self { $($name,)* _handle: ManuallyDrop::new(own.into()) }
+            }
         }
     };
 }
