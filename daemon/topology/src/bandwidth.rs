@@ -91,12 +91,15 @@ pub fn of_gpu(host: &Host, plan: &Plan, gpu: &str) -> Option<BandwidthMatch> {
     Some(found)
 }
 
-/// The narrowest link of the GPU's own side: up to where the way to the NIC turns, else its own link.
+/// The narrowest part of the GPU's own side: up to where the way to the NIC turns, else towards host memory by its own link.
 fn gpu_side(host: &Host, gpu: GpuId, nic: Option<HcaId>) -> Option<f64> {
-    let bdf = host.gpu(gpu)?.bdf?;
     let towards = nic.and_then(|nic| host.hca(nic)).and_then(|hca| hca.bdf);
-    let narrowest = towards.and_then(|nic| host.links_towards(bdf, nic).filter_map(link_gbps).min_by(f64::total_cmp));
-    narrowest.or_else(|| host.function(bdf).and_then(link_gbps))
+    let side = towards.map(|nic| host.gpu_side(gpu, nic)).unwrap_or_default();
+    let narrowest = side.into_iter().map(|(_, gbps)| gbps).min_by(f64::total_cmp);
+    narrowest.or_else(|| match host.cpu_links(gpu) {
+        Some(links) => links.gbps(),
+        None => host.function(host.gpu(gpu)?.bdf?).and_then(link_gbps),
+    })
 }
 
 fn nic_bandwidth(host: &Host, plan: &Plan, gpu: GpuId, nic: HcaId) -> Option<NicBandwidth> {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use crate::acs::PeerAcs;
 use crate::level::Level;
 use crate::model::{Gpu, GpuId, Hca, HcaId, Host};
-use crate::path::{Bottleneck, narrowest_on};
+use crate::path::Bottleneck;
 use crate::paths::{Path, Paths};
 
 /// The path of one device to the root, where it has one.
@@ -17,6 +17,7 @@ type Way<'a> = Option<Rc<Path<'a>>>;
 pub(crate) struct Pair<'a> {
     host: &'a Host,
     gpu: &'a Gpu,
+    gpu_id: GpuId,
     hca: &'a Hca,
     id: HcaId,
     /// To the RDMA device's own function.
@@ -34,8 +35,8 @@ impl<'a> Pair<'a> {
 
     fn with(host: &'a Host, gpu: GpuId, id: HcaId, near: &Way<'a>, far: &[Way<'a>; 2]) -> Option<Self> {
         let paths = |far: &Way<'a>| Some(Paths::between(Rc::clone(near.as_ref()?), Rc::clone(far.as_ref()?)));
-        let [own, direct] = far;
-        Some(Self { host, gpu: host.gpu(gpu)?, hca: host.hca(id)?, id, own: paths(own), direct: paths(direct) })
+        let ([own, direct], hca) = (far.each_ref().map(paths), host.hca(id)?);
+        Some(Self { host, gpu: host.gpu(gpu)?, gpu_id: gpu, hca, id, own, direct })
     }
 
     /// The level by the better of the paths; `None` where nothing is known.
@@ -48,7 +49,8 @@ impl<'a> Pair<'a> {
     /// The narrowest part between the GPU and the wire, by the wider of the paths.
     pub(crate) fn bottleneck(&self) -> Option<Bottleneck> {
         let wider = |a: Bottleneck, b: Bottleneck| if b.gbps > a.gbps { b } else { a };
-        let links = [&self.own, &self.direct].into_iter().flatten().filter_map(narrowest_on).reduce(wider);
+        let narrowest = |paths| self.host.narrowest_of_gpu(self.gpu_id, paths);
+        let links = [&self.own, &self.direct].into_iter().flatten().filter_map(narrowest).reduce(wider);
         links.into_iter().chain(self.host.port_bottleneck(self.id)).reduce(Bottleneck::narrower)
     }
 

@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bdf::Bdf;
-use crate::model::{GpuId, HcaId, Host, NvLinkEnd, PciFunction};
+use crate::model::{GpuId, HcaId, Host, NvLink, NvLinkEnd, PciFunction};
 use crate::pair::Pair;
 use crate::paths::Paths;
+use crate::together::{Part, Way};
 use crate::words;
 
 /// The narrowest part of a path.
@@ -13,7 +14,7 @@ use crate::words;
 pub struct Bottleneck {
     /// What it carries in each direction, Gbit/s.
     pub gbps: f64,
-    /// The part: a PCIe link by the function it belongs to, or a port as `mlx5_0:1`.
+    /// The part: a PCIe link by the function it belongs to, a port as `mlx5_0:1`, or the links of `GPU0 to the CPU`.
     pub hop: String,
 }
 
@@ -45,7 +46,7 @@ fn narrowest<'a>(links: impl Iterator<Item = &'a PciFunction>) -> Option<Bottlen
 }
 
 /// The narrowest known link between two functions.
-pub(crate) fn narrowest_on(paths: &Paths<'_>) -> Option<Bottleneck> {
+fn narrowest_on(paths: &Paths<'_>) -> Option<Bottleneck> {
     narrowest(paths.links_of_a().chain(paths.links_of_b()))
 }
 
@@ -67,6 +68,49 @@ impl Host {
     #[must_use]
     pub fn root_bottleneck(&self, bdf: Bdf) -> Option<Bottleneck> {
         narrowest(self.function(bdf).into_iter().chain(self.bridges_above(bdf)))
+    }
+
+    /// Links of a GPU to its CPU besides PCIe (NVLinks of Power9, NVLink-C2C of Grace), where it has any. All that passes the CPU
+    /// takes these: the GPU's memory is the CPU's to address, and the PCIe link may be no more than a formality.
+    pub(crate) fn cpu_links(&self, gpu: GpuId) -> Option<&NvLink> {
+        self.nvlinks.iter().find(|link| link.gpu == gpu && link.end == NvLinkEnd::Cpu && link.links > 0)
+    }
+
+    fn cpu_links_bottleneck(&self, link: &NvLink) -> Option<Bottleneck> {
+        Some(Bottleneck { gbps: link.gbps()?, hop: format!("{} to the CPU", self.gpu(link.gpu)?.name) })
+    }
+
+    /// Narrowest known part of the paths of a GPU, the first of the two, and another function.
+    pub(crate) fn narrowest_of_gpu(&self, gpu: GpuId, paths: &Paths<'_>) -> Option<Bottleneck> {
+        match self.cpu_links(gpu).filter(|_| paths.pass_cpu()) {
+            Some(link) => {
+                let far = narrowest(paths.links_of_b());
+                far.into_iter().chain(self.cpu_links_bottleneck(link)).reduce(Bottleneck::narrower)
+            }
+            None => narrowest_on(paths),
+        }
+    }
+
+    /// A GPU's side of the way to another function: its parts with what they carry.
+    pub(crate) fn gpu_side(&self, gpu: GpuId, other: Bdf) -> Way {
+        let near = self.gpu(gpu).and_then(|gpu| gpu.bdf);
+        let Some(paths) = near.and_then(|near| Paths::of(self, near, other)) else { return Way::new() };
+        match self.cpu_links(gpu).filter(|_| paths.pass_cpu()) {
+            Some(link) => link.gbps().map(|gbps| (Part::ToCpu(gpu), gbps)).into_iter().collect(),
+            None => {
+                let part = |function: &PciFunction| Some((Part::GpuSide(function.bdf), link_gbps(function)?));
+                paths.links_of_a().filter_map(part).collect()
+            }
+        }
+    }
+
+    /// Narrowest known part between a GPU and host memory.
+    #[must_use]
+    pub fn gpu_memory_bottleneck(&self, gpu: GpuId) -> Option<Bottleneck> {
+        match self.cpu_links(gpu) {
+            Some(link) => self.cpu_links_bottleneck(link),
+            None => self.root_bottleneck(self.gpu(gpu)?.bdf?),
+        }
     }
 
     /// The fastest usable port of an HCA.

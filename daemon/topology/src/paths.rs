@@ -83,6 +83,11 @@ impl<'a> Paths<'a> {
         Some(self.a.root_bus()? == self.b.root_bus()?)
     }
 
+    /// Whether nothing below the CPU joins the two.
+    pub(crate) fn pass_cpu(&self) -> bool {
+        self.shared == 0
+    }
+
     /// The bridges above both, deepest first.
     pub(crate) fn common(&self) -> &[&'a PciFunction] {
         let own = self.a.above.len().saturating_sub(self.shared);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::bdf::Bdf;
 use crate::model::{GpuId, HcaId, Host, PciFunction};
 use crate::path::link_gbps;
+use crate::paths::Paths;
 
 /// What data passes on the way, in one direction. Equal parts are one thing that all who pass it share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +22,8 @@ pub(crate) enum Part {
     Share(HcaId),
     /// A link on the GPU's side, which data passes the other way.
     GpuSide(Bdf),
+    /// The links of a GPU to its CPU.
+    ToCpu(GpuId),
 }
 
 /// Parts of one NIC's way with what they carry, Gbit/s.
@@ -90,9 +93,7 @@ impl Host {
     /// What NICs and a GPU carry together without host memory: a switch's uplink counts only for ways that take it.
     pub(crate) fn gpu_hcas_gbps(&self, gpu: GpuId, hcas: &[HcaId]) -> Option<f64> {
         let way = |id: &HcaId| {
-            let ends = self.gpu(gpu).and_then(|gpu| gpu.bdf).zip(self.function_towards(gpu, *id));
-            let own = ends.into_iter().flat_map(|(gpu, nic)| self.links_towards(gpu, nic));
-            let own = own.filter_map(|function| Some((Part::GpuSide(function.bdf), link_gbps(function)?)));
+            let own = self.function_towards(gpu, *id).map_or_else(Way::new, |nic| self.gpu_side(gpu, nic));
             self.nic_side(gpu, *id).into_iter().chain(own).collect()
         };
         together(&hcas.iter().map(way).collect::<Vec<Way>>())
@@ -101,7 +102,8 @@ impl Host {
     /// The function of a NIC with the wider way to a GPU: its own, or the data-direct one.
     fn function_towards(&self, gpu: GpuId, id: HcaId) -> Option<Bdf> {
         let (near, hca) = (self.gpu(gpu)?.bdf?, self.hca(id)?);
-        let gbps = |to: Option<Bdf>| to.and_then(|to| self.pci_bottleneck(near, to)).map_or(0.0, |part| part.gbps);
+        let narrowest = |to: Bdf| self.narrowest_of_gpu(gpu, &Paths::of(self, near, to)?);
+        let gbps = |to: Option<Bdf>| to.and_then(narrowest).map_or(0.0, |part| part.gbps);
         hca.data_direct.filter(|direct| gbps(Some(*direct)) > gbps(hca.bdf)).or(hca.bdf)
     }
 }

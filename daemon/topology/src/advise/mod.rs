@@ -147,8 +147,7 @@ fn lesser(a: Option<f64>, b: Option<f64>) -> Option<f64> {
 
 /// What a GPU's own way to host memory carries, Gbit/s.
 fn gpu_to_memory(host: &Host, gpu: GpuId) -> Option<f64> {
-    let bdf = host.gpu(gpu)?.bdf?;
-    host.root_bottleneck(bdf).map(|narrowest| narrowest.gbps)
+    host.gpu_memory_bottleneck(gpu).map(|narrowest| narrowest.gbps)
 }
 
 fn level_word(level: Option<Level>) -> String {

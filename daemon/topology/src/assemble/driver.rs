@@ -142,8 +142,12 @@ fn nvlinks(host: &mut Host, driver: &DriverFacts, warnings: &mut Vec<String>) {
             entry.1 = entry.1.or(bundle.link_gbps);
         }
     }
-    let is_told =
-        |link: &NvLink| told.contains(&link.gpu) || matches!(link.end, NvLinkEnd::Gpu(far) if told.contains(&far));
+    let is_told = |link: &NvLink| match link.end {
+        NvLinkEnd::Gpu(far) => told.contains(&link.gpu) || told.contains(&far),
+        NvLinkEnd::Switch => told.contains(&link.gpu),
+        // A driver may tell of NVLinks alone, and another input of NVLink-C2C.
+        NvLinkEnd::Cpu => counted.contains_key(&(link.gpu, link.end)),
+    };
     let (before, kept): (Vec<NvLink>, Vec<NvLink>) = host.nvlinks.drain(..).partition(is_told);
     host.nvlinks = kept;
     for ((gpu, end), (counts, link_gbps)) in counted {

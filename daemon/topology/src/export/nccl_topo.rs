@@ -169,8 +169,8 @@ impl<'a> Writer<'a> {
     }
 
     fn gpu(&self, out: &mut String, gpu: GpuId, indent: usize) -> std::fmt::Result {
-        let links = self.links(gpu);
-        if links.is_empty() {
+        let (links, c2c) = (self.links(gpu), self.c2c(gpu));
+        if links.is_empty() && c2c.is_none() {
             return writeln!(out, "{:indent$}<gpu/>", "");
         }
         writeln!(out, "{:indent$}<gpu>", "")?;
@@ -180,7 +180,20 @@ impl<'a> Writer<'a> {
         for (target, count, class) in links {
             writeln!(out, "{:indent$}  <{tag} target=\"{target}\" count=\"{count}\" tclass=\"0x{class:06x}\"/>", "")?;
         }
+        if let Some((count, rate)) = c2c {
+            writeln!(out, "{:indent$}  <c2c bw=\"{rate:.0}\" count=\"{count}\"/>", "")?;
+        }
         writeln!(out, "{:indent$}</gpu>", "")
+    }
+
+    /// NVLink-C2C: how many, and MB/s of each. NCCL knows the rate of NVLinks to a CPU only of Power.
+    fn c2c(&self, gpu: GpuId) -> Option<(u8, f64)> {
+        let link = self.host.cpu_links(gpu).filter(|_| !self.is_power())?;
+        Some((link.links, link.link_gbps? * 1000.0 / 8.0))
+    }
+
+    fn is_power(&self) -> bool {
+        self.host.cpu.as_ref().is_some_and(|cpu| cpu.arch.starts_with("ppc64"))
     }
 
     /// Far ends of a GPU's links, as address, number and class. Both ends of a link list it.
@@ -192,7 +205,7 @@ impl<'a> Writer<'a> {
                     links.push((self.nvswitch(), link.links, PciClass::NVSWITCH << 8));
                     continue;
                 }
-                NvLinkEnd::Cpu if link.gpu == gpu => {
+                NvLinkEnd::Cpu if link.gpu == gpu && self.c2c(gpu).is_none() => {
                     links.push((HIDDEN_SWITCH.to_owned(), link.links, NVLINK_CPU));
                     continue;
                 }

@@ -14,7 +14,7 @@ pub enum NvLinkEnd {
     Gpu(GpuId),
     /// The switched fabric of the host.
     Switch,
-    /// The CPU (Power9): the way to host memory.
+    /// The CPU: NVLinks of Power9, NVLink-C2C of Grace. Host memory and NICs are reached by these instead of PCIe.
     Cpu,
 }
 
@@ -31,6 +31,14 @@ pub struct NvLink {
     pub link_gbps: Option<f64>,
     /// Which input listed it.
     pub source: SourceKind,
+}
+
+impl NvLink {
+    /// Gbit/s of the bundle in one direction, where known.
+    #[must_use]
+    pub fn gbps(&self) -> Option<f64> {
+        self.link_gbps.map(|gbps| gbps * f64::from(self.links))
+    }
 }
 
 /// Shape of the NVLinks of a host.

@@ -35,7 +35,7 @@ pub struct NcclTopology {
     cpus: Vec<Cpu>,
     pcis: Vec<Pci>,
     nets: Vec<Net>,
-    /// NVLinks and xGMI links of the `gpu` elements.
+    /// NVLinks, xGMI and C2C links of the `gpu` elements.
     links: Vec<GpuLink>,
     /// Kind of the CPUs, where a `cpu` element tells.
     cpu_kind: Option<CpuKind>,
@@ -84,12 +84,14 @@ struct Net {
     guid: Option<u64>,
 }
 
-/// An `nvlink` or `xgmi` element.
+/// An `nvlink`, `xgmi` or `c2c` element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct GpuLink {
     gpu: Bdf,
     remote: NvLinkRemote,
     links: u8,
+    /// Mbit/s of one, where told.
+    link_mbps: Option<u32>,
 }
 
 impl NcclTopology {

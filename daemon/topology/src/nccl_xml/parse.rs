@@ -83,8 +83,10 @@ impl Reader {
                 self.gpu_link(node, place);
                 Ok(())
             }
-            // Links of a coherent CPU: NCCL ranks paths by them, a place they do not give.
-            ("c2c", "gpu", _) => Ok(()),
+            ("c2c", "gpu", Some(place)) => {
+                self.c2c(node, place);
+                Ok(())
+            }
             _ => {
                 self.unknown.insert(format!("{} in {}", clipped(tag), clipped(above)));
                 Ok(())
@@ -235,7 +237,19 @@ impl Reader {
             return;
         }
         let links = node.attribute("count").and_then(|text| text.trim().parse().ok()).unwrap_or(1);
-        self.topology.links.push(GpuLink { gpu, remote, links });
+        self.topology.links.push(GpuLink { gpu, remote, links, link_mbps: None });
+    }
+
+    /// Links of a GPU to its coherent CPU: how many, and MB/s of each (`ncclTopoAddC2c`, nccl:src/graph/topo.cc).
+    fn c2c(&mut self, node: &Node<'_, '_>, place: Place) {
+        let Some(gpu) = place.pci.and_then(|pci| self.topology.pcis.get(pci)).map(|pci| pci.bdf) else { return };
+        let number = |name: &str| node.attribute(name).and_then(|text| text.trim().parse::<u32>().ok());
+        let Some(links) = number("count").and_then(|count| u8::try_from(count).ok()).filter(|count| *count > 0) else {
+            self.warn(format!("c2c links of {gpu}: `count` is no number of links, left out"));
+            return;
+        };
+        let link_mbps = number("bw").filter(|bw| *bw > 0).map(|bw| bw.saturating_mul(8));
+        self.topology.links.push(GpuLink { gpu, remote: NvLinkRemote::Cpu, links, link_mbps });
     }
 
     fn finish(mut self, name: Option<&str>) -> NcclTopology {

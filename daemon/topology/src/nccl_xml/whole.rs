@@ -136,7 +136,8 @@ pub(super) fn nvlinks(topology: &NcclTopology) -> Vec<RawNvLink> {
     for link in &topology.links {
         match link.remote {
             remote @ (NvLinkRemote::Switch | NvLinkRemote::Cpu) => {
-                links.push(RawNvLink { gpu: link.gpu, remote, links: link.links, link_gbps: None });
+                let link_gbps = link.link_mbps.map(|mbps| f64::from(mbps) / 1000.0);
+                links.push(RawNvLink { gpu: link.gpu, remote, links: link.links, link_gbps });
             }
             NvLinkRemote::Gpu(peer) => {
                 let pair = direct.entry((link.gpu.min(peer), link.gpu.max(peer))).or_default();
