@@ -20,6 +20,8 @@ const XML_PART: &str = "a part of an NCCL topology, without the `<system>` eleme
                         NCCL_TOPO_DUMP_FILE wrote";
 const NCCL_LOG: &str = "a log of NCCL, which has no reader here; use what NCCL_TOPO_DUMP_FILE writes, or the text of \
                         `nvidia-smi topo -m`";
+const SMI_JSON: &str =
+    "JSON of rocm-smi or amd-smi, which has no reader here; use the text that they print without `--json`";
 const WEIGHTS: &str = "weights between GPUs (`rocm-smi --showtopoweight`), which do not tell by what they are joined; use the text \
                        of `rocm-smi --showtopo`";
 const LSPCI: &str = "text of lspci, which has no reader here: it names no NUMA nodes and no RDMA devices; use \
@@ -47,10 +49,15 @@ pub(crate) fn name(text: &str) -> Option<&'static str> {
         (first.starts_with("CA '") || first.starts_with("hca_id:"), VERBS),
         (has("NVIDIA-SMI") && has("Driver Version"), SMI_TABLE),
         (has("NCCL INFO"), NCCL_LOG),
+        (is_json(first) && (has("(Topology) ") || has("\"link_type\"")), SMI_JSON),
         (has("Weight between two GPUs"), WEIGHTS),
         (first.starts_with('{') && has("\"schema\"") && has("\"gdrd."), ANSWER),
     ];
     found.into_iter().find(|(is_it, _)| *is_it).map(|(_, name)| name)
+}
+
+fn is_json(line: &str) -> bool {
+    line.starts_with(['{', '['])
 }
 
 /// `-[0000:00]-+-`, `+-[0000:40]-`, `+-08.0-[5c-5f]----00.0`, `00:00.0 Host bridge: …` or `0000:00:00.0 …`.
@@ -125,6 +132,8 @@ mod tests {
             ("-[0000:00]-+-00.0  Intel\n", "lspci"),
             ("root@a:~# lspci -tv\n | |  +-03.4  x\n |  +-08.0-[5c-5f]----00.0  NVIDIA\n", "lspci"),
             ("  <pci busid=\"0000:b8:00.0\">\n", "whole file"),
+            ("{\"system\": {\"(Topology) Hops between DRM devices 0 and 1\": \"1\"}}", "--json"),
+            ("[\n  {\n    \"gpu\": 0,\n    \"links\": [{\"link_type\": \"SELF\"}]", "--json"),
             ("<graph id=\"0\">", "NCCL_TOPO_DUMP_FILE"),
             ("a:1:2 [5] NCCL INFO CPU/0-0 (1/2/-1)\n", "NCCL_TOPO_DUMP_FILE"),
             ("==== Weight between two GPUs ====\n", "--showtopo`"),

@@ -166,19 +166,25 @@ struct Xml<'a> {
 }
 
 impl<'a> Xml<'a> {
-    /// The first `system` element and what an XML text has before it, or all of a text that is XML without one, for its
+    /// The first whole `system` element and what an XML text has before it, or all of a text that is XML without one, for its
     /// parser to say what is wrong with it.
     fn within(text: &'a str, first: &str) -> Option<Self> {
         let is_xml = first.starts_with('<');
-        let is_whole = |text: &str| is_xml && !text.contains(XML_BEGIN) && !topo_m::is_topo_m(text);
-        if is_whole(text) {
+        if is_xml && !text.contains(XML_BEGIN) && !topo_m::is_topo_m(text) {
             return Some(Self { before: "", body: text, after: "" });
         }
-        let system = text.find("<system ").or_else(|| text.find("<system>"))?;
-        let second = text.get(system..)?.match_indices(XML_BEGIN).nth(1).and_then(|(at, _)| at.checked_add(system));
-        let end = text.get(system..second.unwrap_or(text.len()))?.rfind(XML_END)?;
-        let end = system.checked_add(end)?.checked_add(XML_END.len())?;
-        let begin = if is_xml { 0 } else { system };
+        let is_begin = |at: &usize| {
+            text.get(*at..).is_some_and(|rest| rest.starts_with("<system ") || rest.starts_with("<system>"))
+        };
+        let begins: Vec<usize> = text.match_indices(XML_BEGIN).map(|(at, _)| at).filter(is_begin).collect();
+        let ends = begins.iter().skip(1).copied().chain([text.len()]);
+        let whole = begins.iter().copied().zip(ends).find_map(|(begin, next)| {
+            let end = text.get(begin..next)?.rfind(XML_END)?;
+            Some((begin, begin.checked_add(end)?.checked_add(XML_END.len())?))
+        });
+        let (system, end) = whole?;
+        let is_first = begins.first() == Some(&system);
+        let begin = if is_xml && is_first { 0 } else { system };
         Some(Self { before: text.get(..begin)?, body: text.get(begin..end)?, after: text.get(end..)? })
     }
 }

@@ -50,6 +50,7 @@ enum Table {
 #[must_use]
 pub fn is_rocm_topo(text: &str) -> bool {
     text.len() <= MAX_ROCM_BYTES
+        && !text.trim_start().starts_with('{')
         && (text.contains("(Topology) Numa")
             || text.contains("Link Type between two GPUs")
             || text.contains("Hops between two GPUs")

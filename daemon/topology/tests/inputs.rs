@@ -354,6 +354,16 @@ fn of_two_inputs_in_one_text_one_counts_and_the_other_is_named() {
         (format!("{xml}{rocm}"), SourceKind::NcclXml, "tables of `rocm-smi --showtopo`"),
         (format!("node1:\n{xml}node2:\n{xml}"), SourceKind::NcclXml, "another NCCL topology"),
         (format!("{xml}{xml}"), SourceKind::NcclXml, "another NCCL topology"),
+        (
+            format!("```\n<system version=\"1\">\n<cpu numaid=\"0\">\n```\n{xml}"),
+            SourceKind::NcclXml,
+            "another NCCL topology",
+        ),
+        (
+            format!("<system version=\"1\">\n<cpu numaid=\"0\">\n```\n{xml}"),
+            SourceKind::NcclXml,
+            "another NCCL topology",
+        ),
         (format!("{rocm}{matrix}"), SourceKind::TopoM, "tables of `rocm-smi --showtopo`"),
     ] {
         let snapshot = read(text.as_bytes()).unwrap();
