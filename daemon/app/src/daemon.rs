@@ -4,6 +4,7 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use anyhow::Context;
+use gdrd_engine::Engine;
 use gdrd_server::Server;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -91,8 +92,7 @@ pub(crate) async fn serve(
             }
             info!("{name}: draining");
         }
-        // Answers only while the engine does: its state is behind the lock that all calls take.
-        () = notify::watchdog(|| drop(engine.hca_names())) => {}
+        () = notify::watchdog(async || goes_on(&engine).await) => {}
         () = rescan.run() => {}
         () = guard.run() => {}
         () = ignore(hangup) => {}
@@ -104,6 +104,14 @@ pub(crate) async fn serve(
         name = asked_to_end(&mut terminate, &mut interrupt) => warn!("{name} again: not waiting for calls in flight"),
     }
     Ok(Ended::Drained)
+}
+
+/// Comes back once the threads that serve and the engine's have shown that they go on.
+async fn goes_on(engine: &Engine) {
+    let served = tokio::spawn(async {});
+    engine.pulse().await;
+    // A task of nothing cannot fail.
+    let _ = served.await;
 }
 
 /// Ends a runtime without waiting for fds of clients that block.

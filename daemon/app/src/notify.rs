@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with};
+use tokio::time::MissedTickBehavior;
 use tracing::warn;
 
 /// How long a message may wait for room in the socket's queue.
@@ -24,14 +25,15 @@ pub(crate) fn stopping() {
     tell("STOPPING=1\nSTATUS=draining");
 }
 
-/// Tells the watchdog that the daemon lives, as long as `alive` comes back; pending for ever where none is set.
-pub(crate) async fn watchdog(alive: impl Fn()) {
+/// Tells the watchdog that the daemon lives, each time that `alive` has come back; pending for ever where none is set.
+pub(crate) async fn watchdog(alive: impl AsyncFn()) {
     let Some(timeout) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
     // Twice in each period, as sd_watchdog_enabled(3) recommends.
     let mut ticks = tokio::time::interval((timeout / 2).max(Duration::from_millis(1)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        alive();
+        alive().await;
         tell("WATCHDOG=1");
     }
 }

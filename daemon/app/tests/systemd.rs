@@ -8,9 +8,12 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Stdio;
 
+use gdrd_client::{AcquireOptions, ClientOptions, RuntimeDir};
+use nix::sys::ptrace;
+use nix::sys::wait::{WaitPidFlag, waitpid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 use rustix::process::Signal;
-use support::{Daemon, Stage, names_in, until};
+use support::{Daemon, Stage, block_on, names_in, until};
 
 fn seqpacket() -> OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket")
@@ -68,6 +71,80 @@ fn watchdog_is_fed_when_systemd_asks_for_it() {
         assert!(stage.heard().contains("WATCHDOG=1"));
     }
     end(daemon);
+}
+
+/// Threads of the daemon that hang for as long as this lives, while the others run on.
+struct Hanging(Vec<nix::unistd::Pid>);
+
+impl Hanging {
+    fn threads(daemon: &Daemon, name: &str) -> Self {
+        let mut threads: Vec<_> = daemon.threads(name).into_iter().map(nix::unistd::Pid::from_raw).collect();
+        // Those that block for the server end by themselves.
+        threads.retain(|thread| ptrace::seize(*thread, ptrace::Options::empty()).is_ok());
+        for thread in &threads {
+            ptrace::interrupt(*thread).expect("traced");
+            waitpid(*thread, Some(WaitPidFlag::__WALL)).expect("it stops");
+        }
+        Self(threads)
+    }
+}
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        for thread in &self.0 {
+            // It may have been killed.
+            let _ = ptrace::detach(*thread, None);
+        }
+    }
+}
+
+#[test]
+fn each_thread_that_hangs_starves_the_watchdog_by_itself() {
+    let stage = Stage::new();
+    let path = stage.path("gdrd.toml");
+    std::fs::write(&path, "[executor]\nthreads = 1\ncalls_per_device = 1\n").expect("written");
+    let mut command = stage.command(&["--sim", "dgx-a100", "--config", &path.to_string_lossy()]);
+    command.env("WATCHDOG_USEC", "20000");
+    let daemon = stage.start(command);
+    // Threads for driver calls start when there are any, those that nobody waits for too.
+    let options = ClientOptions::default().runtime_dir(RuntimeDir::new(stage.runtime_dir()));
+    block_on(async {
+        let session = options.connect().await.expect("it listens").open_session("test").await.expect("the same user");
+        session.acquire(AcquireOptions::on_gpu("GPU0", 1 << 21)).await.expect("it simulates");
+    });
+    for name in ["gdrd-server", "gdrd-timer", "gdrd-devices", "gdrd-broker-0", "gdrd-exec-1", "gdrd-idle-1"] {
+        // What it was at meanwhile may be a driver call, which may take its time.
+        until(&format!("a watchdog that starves because {name} hangs"), || {
+            let _hanging = Hanging::threads(&daemon, name);
+            stage.falls_silent()
+        });
+        assert!(stage.heard().contains("WATCHDOG=1"), "{name} goes on");
+    }
+    end(daemon);
+}
+
+#[test]
+fn driver_calls_that_take_long_do_not_starve_the_watchdog() {
+    let stage = Stage::new();
+    let (config, faults) = (stage.path("gdrd.toml"), stage.path("faults"));
+    std::fs::write(&config, "[executor]\nthreads = 1\ncalls_per_device = 1\n").expect("written");
+    std::fs::write(&faults, "register: delay 60s\n").expect("written");
+    let (config, faults) = (config.to_string_lossy(), faults.to_string_lossy());
+    let mut command = stage.command(&["--sim", "dgx-a100", "--config", &config, "--fault-script", &faults]);
+    command.env("WATCHDOG_USEC", "20000");
+    let daemon = stage.start(command);
+    let options = ClientOptions::default().runtime_dir(RuntimeDir::new(stage.runtime_dir()));
+    block_on(async {
+        let session = options.connect().await.expect("it listens").open_session("test").await.expect("the same user");
+        let acquiring = tokio::spawn(async move { session.acquire(AcquireOptions::on_gpu("GPU0", 1 << 21)).await });
+        let fed = tokio::task::spawn_blocking(move || {
+            // From then on the only thread for calls is in one, or about to be.
+            until("it to start", || !daemon.threads("gdrd-exec-1").is_empty());
+            (0..50).all(|_| stage.heard().contains("WATCHDOG=1"))
+        });
+        assert!(fed.await.expect("no panic"));
+        acquiring.abort();
+    });
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod peer;
 mod plan;
 mod policy;
 mod probe;
+mod pulse;
 mod queue_pair;
 mod registration;
 mod runtime;

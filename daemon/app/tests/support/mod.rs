@@ -117,6 +117,15 @@ impl Stage {
         }
     }
 
+    /// Whether no message comes for a second, after those that were on their way.
+    pub(crate) fn falls_silent(&self) -> bool {
+        const ON_THEIR_WAY: u32 = 50;
+        self.notify.set_read_timeout(Some(Duration::from_secs(1))).expect("a window");
+        let silent = (0..ON_THEIR_WAY).any(|_| self.notify.recv(&mut [0; 4096]).is_err());
+        self.notify.set_read_timeout(Some(WATCHDOG)).expect("a watchdog");
+        silent
+    }
+
     /// What the daemon wrote to standard error.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
@@ -159,6 +168,16 @@ impl From<Child> for Daemon {
 impl Daemon {
     pub(crate) fn pid(&self) -> u32 {
         self.0.id()
+    }
+
+    /// Numbers of the threads of that name.
+    pub(crate) fn threads(&self, name: &str) -> Vec<i32> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
+        // One that ends meanwhile is none of them.
+        let tasks = tasks.filter_map(|task| Some(task.ok()?.path()));
+        let named =
+            tasks.filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name));
+        named.filter_map(|task| task.file_name()?.to_str()?.parse().ok()).collect()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

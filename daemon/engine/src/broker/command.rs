@@ -12,6 +12,7 @@ use super::hca::CqSetup;
 use super::queue_pair::QueuePair;
 use super::slots::{HcaIndex, SlotTable};
 use crate::ids::{QueuePairId, SlotId};
+use crate::pulse::Beat;
 
 /// What a broker thread is told.
 pub(crate) enum Command {
@@ -31,6 +32,8 @@ pub(crate) enum Command {
     FlushUsers(Arc<SlotTable>, SlotId),
     /// Name all that have receives posted on the slot.
     ReceiveUsers(Arc<SlotTable>, SlotId, Arc<Gather>),
+    /// Show that the thread goes on.
+    Pulse(Beat),
     /// The driver would not take the queue pair to ERR.
     StopRefused(QueuePairId),
     /// End all queue pairs and the thread.

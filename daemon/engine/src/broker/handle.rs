@@ -26,6 +26,7 @@ use super::slots::{HcaIndex, SlotTable};
 use super::stats::{BrokerStats, QueuePairCounters, ThreadCounters};
 use super::worker::{Clock, EventSink, Setup, Worker};
 use crate::ids::{QueuePairId, SlotId};
+use crate::pulse::Beat;
 
 /// A queue pair for the broker to serve.
 pub struct QueuePairSetup {
@@ -268,6 +269,14 @@ impl Broker {
             let mut cold = lock(&self.cold);
             cold.retain(|cold| !cold.thread.is_finished());
             cold.iter_mut().filter(|cold| cold.hca == hca).for_each(|cold| cold.mailbox = None);
+        }
+    }
+
+    /// Sends a sign of life through each thread.
+    pub(crate) fn pulse(&self, beat: &Beat) {
+        for thread in 0..self.threads.len() {
+            // A thread that has stopped does so because all end.
+            let _ = self.send(thread, Command::Pulse(beat.clone()));
         }
     }
 

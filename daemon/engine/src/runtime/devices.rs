@@ -15,6 +15,7 @@ use crate::broker::BrokerEvent;
 use crate::core::{GpuIndex, HcaIndex, Host, Input};
 use crate::gpu_memory::GpuMemoryUse;
 use crate::ids::DeviceNumber;
+use crate::pulse::Beat;
 
 use super::executor::Lane;
 
@@ -25,6 +26,8 @@ pub(super) struct Devices {
     stopping: AtomicBool,
     /// Who wants to know of events.
     watcher: Mutex<Option<mpsc::Sender<()>>>,
+    /// Pulses that it has to pass on.
+    beats: Mutex<Vec<Beat>>,
     /// Links that went down or came up, by HCA.
     link_changes: Mutex<BTreeMap<String, u64>>,
 }
@@ -32,7 +35,13 @@ pub(super) struct Devices {
 impl Devices {
     pub(super) fn new() -> Result<Self, Errno> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { wake, stopping: AtomicBool::new(false), watcher: Mutex::default(), link_changes: Mutex::default() })
+        Ok(Self {
+            wake,
+            stopping: AtomicBool::new(false),
+            watcher: Mutex::default(),
+            beats: Mutex::default(),
+            link_changes: Mutex::default(),
+        })
     }
 
     pub(super) fn stop(&self) {
@@ -44,6 +53,12 @@ impl Devices {
     pub(super) fn look_again(&self) {
         // It is private and far from full, so the write neither fails nor blocks.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Sends a sign of life through the thread.
+    pub(super) fn pulse(&self, beat: Beat) {
+        lock(&self.beats).push(beat);
+        self.look_again();
     }
 
     pub(super) fn tell_watcher(&self) {
@@ -81,6 +96,7 @@ pub(super) fn run(runtime: &Arc<Runtime>) {
         let ready: Vec<PollFlags> = fds.iter().skip(1).map(PollFd::revents).collect();
         drop(fds);
         devices.take_wake();
+        lock(&devices.beats).clear();
         for ((index, hca), flags) in hcas.into_iter().zip(ready) {
             if flags.contains(PollFlags::IN) {
                 take_events(runtime, index, &*hca);

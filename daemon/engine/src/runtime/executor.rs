@@ -10,9 +10,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use super::lock;
 use crate::core::{GpuIndex, HcaIndex};
+use crate::pulse::Beat;
 
 /// What a task may block on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,6 +80,10 @@ struct Queue {
     running: BTreeMap<Lane, u32>,
     idle: u32,
     threads: u32,
+    /// When the last task began.
+    last_began: Option<Instant>,
+    /// Pulses, which the next thread that looks for work lets go.
+    beats: Vec<Beat>,
     stopping: bool,
 }
 
@@ -162,6 +168,19 @@ impl Executor {
         }
     }
 
+    /// Sends a sign of life through a thread that has nothing to do. Where there is none but room for one more, the next task
+    /// starts it. Where all are in calls, the next that ends one must come within `longest_call` of the last beginning.
+    pub(crate) fn pulse(&self, beat: Beat, longest_call: Duration) {
+        let mut queue = lock(&self.shared.queue);
+        let may_be_at_work = queue.last_began.is_some_and(|began| began.elapsed() < longest_call);
+        if queue.idle == 0 && (queue.threads < self.most || may_be_at_work) {
+            return;
+        }
+        queue.beats.push(beat);
+        drop(queue);
+        self.shared.work.notify_one();
+    }
+
     /// Threads started so far.
     pub(crate) fn threads(&self) -> u32 {
         lock(&self.shared.queue).threads
@@ -201,6 +220,7 @@ impl Shared {
             if queue.stopping {
                 return;
             }
+            queue.beats.clear();
             let Some((lane, task)) = self.take(&mut queue) else {
                 queue.idle += 1;
                 queue = self.work.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -234,6 +254,7 @@ impl Shared {
         let at = self.next(queue)?;
         let (lane, task) = queue.tasks.remove(at)?;
         *queue.running.entry(lane).or_insert(0) += 1;
+        queue.last_began = Some(Instant::now());
         Some((lane, task))
     }
 }
@@ -251,6 +272,8 @@ pub(super) fn join(threads: Vec<JoinHandle<()>>) {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
+
+    use futures_channel::oneshot;
 
     use super::*;
 
@@ -288,6 +311,41 @@ mod tests {
         assert_eq!(told.recv().unwrap(), "registration");
         unblock.send(()).unwrap();
         assert_eq!(told.iter().count(), 3);
+        executor.stop(true);
+    }
+
+    #[test]
+    fn a_pulse_waits_for_threads_that_hang_and_not_for_those_that_may_be_at_work() {
+        let executor = Executor::new(1, 1, Priority::Normal);
+        let pulse = |longest_call| {
+            let (beat, over) = Beat::new();
+            executor.pulse(beat, longest_call);
+            over
+        };
+        let is_over = |over: &mut oneshot::Receiver<()>| over.try_recv() == Ok(Some(()));
+        assert!(is_over(&mut pulse(Duration::ZERO)), "nothing runs, and what comes would");
+        let (unblock, blocked) = channel::<()>();
+        let (tell, told) = channel();
+        executor.submit(Lane::Host, move || {
+            tell.send(()).unwrap();
+            blocked.recv().unwrap_or_default();
+        });
+        told.recv().unwrap();
+        assert!(is_over(&mut pulse(Duration::MAX)), "a driver may take its time");
+        let mut hangs = pulse(Duration::ZERO);
+        for _ in 0..100 {
+            std::thread::yield_now();
+            assert!(!is_over(&mut hangs), "no thread has come by");
+        }
+        unblock.send(()).unwrap();
+        while !is_over(&mut hangs) {
+            std::thread::yield_now();
+        }
+        // Asleep by now or soon: it is woken for it.
+        let mut at_rest = pulse(Duration::ZERO);
+        while !is_over(&mut at_rest) {
+            std::thread::yield_now();
+        }
         executor.stop(true);
     }
 

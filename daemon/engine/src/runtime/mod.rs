@@ -22,6 +22,7 @@ mod host_memory;
 mod jobs;
 mod objects;
 mod probe;
+mod pulse;
 mod regions;
 mod replies;
 mod restart;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Runtime, lock};
 use crate::core::Input;
+use crate::pulse::Beat;
 
 #[derive(Debug, Default)]
 struct Alarm {
@@ -12,6 +13,8 @@ struct Alarm {
     armed: Option<u64>,
     /// The earliest deadline that the state machine told.
     wanted: Option<u64>,
+    /// Pulses that the thread has to pass on.
+    beats: Vec<Beat>,
     stopping: bool,
 }
 
@@ -36,6 +39,12 @@ impl Timer {
         }
     }
 
+    /// Sends a sign of life through the thread, and the lock that all calls take.
+    pub(super) fn pulse(&self, beat: Beat) {
+        lock(&self.alarm).beats.push(beat);
+        self.changed.notify_one();
+    }
+
     pub(super) fn stop(&self) {
         lock(&self.alarm).stopping = true;
         self.changed.notify_one();
@@ -47,6 +56,15 @@ pub(super) fn run(runtime: &Arc<Runtime>) {
     let timer = &runtime.timer;
     let mut alarm = lock(&timer.alarm);
     while !alarm.stopping {
+        if !alarm.beats.is_empty() {
+            let beats = std::mem::take(&mut alarm.beats);
+            // Whoever has the state's lock may wait for this one.
+            drop(alarm);
+            drop(runtime.state());
+            drop(beats);
+            alarm = lock(&timer.alarm);
+            continue;
+        }
         let now = runtime.now();
         match alarm.wanted {
             Some(due) if due <= now => {

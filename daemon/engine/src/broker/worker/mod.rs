@@ -312,6 +312,7 @@ impl Worker {
                     gather.add(id);
                 }
             }
+            Command::Pulse(beat) => drop(beat),
             Command::StopRefused(id) => {
                 if let Some(queue_pair) = self.find(id) {
                     queue_pair.abandon(Status::FatalErr);
