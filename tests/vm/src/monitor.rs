@@ -34,7 +34,11 @@ impl Monitor {
 
     fn at(path: &str) -> Self {
         let port = File::options().read(true).write(true).open(path).expect("guests have four serial ports");
-        Self { port, commands: 0 }
+        let mut monitor = Self { port, commands: 0 };
+        // While the guest had this port open but not raw yet, its terminal may have echoed the monitor's greeting into
+        // the line that a first command would end.
+        let _refused = monitor.try_command("");
+        monitor
     }
 
     /// Gives a command and awaits its end.
@@ -71,6 +75,10 @@ impl Monitor {
             let got = self.port.read(&mut bytes).expect("the monitor answers");
             told.push_str(&String::from_utf8_lossy(bytes.get(..got).unwrap_or_default()));
         }
-        told.lines().find(|line| line.starts_with("Error")).map_or(Ok(()), |line| Err(line.to_owned()))
+        let refused = |line: &&str| REFUSALS.iter().any(|refusal| line.starts_with(refusal));
+        told.lines().find(refused).map_or(Ok(()), |line| Err(line.to_owned()))
     }
 }
+
+/// How a line begins that says that a command was not done (monitor/hmp.c of QEMU).
+const REFUSALS: [&str; 2] = ["Error", "unknown command"];
