@@ -170,7 +170,7 @@ impl<'a> Xml<'a> {
     /// parser to say what is wrong with it.
     fn within(text: &'a str, first: &str) -> Option<Self> {
         let is_xml = first.starts_with('<');
-        if is_xml && !text.contains(XML_BEGIN) && !topo_m::is_topo_m(text) {
+        if is_xml && !text.contains(XML_BEGIN) && !topo_m::is_topo_m(text) && unescaped(text).is_none() {
             return Some(Self { before: "", body: text, after: "" });
         }
         let is_begin = |at: &usize| {
@@ -202,9 +202,13 @@ fn other_input(text: &str) -> Option<&'static str> {
     }
 }
 
-/// A matrix within a string of JSON or of a programming language, its line ends and tabs written as `\n` and `\t`.
+/// A matrix within a string of JSON or of a programming language, its line ends and tabs written as `\n` and `\t`, or
+/// within a cell of a Markdown table, its lines joined by `<br>`.
 fn unescaped(text: &str) -> Option<String> {
-    (text.contains("\\n") && text.contains("GPU0")).then(|| text.replace("\\n", "\n").replace("\\t", "\t"))
+    const SIGNS: [(&str, &str); 4] = [("\\n", "\n"), ("<br>", "\n"), ("<br/>", "\n"), ("\\t", "\t")];
+    let is_escaped = SIGNS.iter().any(|(written, _)| text.contains(written));
+    let unescape = |text: String, (written, sign): &(&str, &str)| text.replace(written, sign);
+    (is_escaped && text.contains("GPU0")).then(|| SIGNS.iter().fold(text.to_owned(), unescape))
 }
 
 fn snapshot(raw: RawHost, path: &Path, options: &ReadOptions) -> Snapshot {

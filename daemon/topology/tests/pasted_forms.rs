@@ -96,6 +96,8 @@ fn comma_separated_values_and_strings_are_read() {
     }
     let string = |text: &str| format!("{{\"topo\": \"{}\"}}\n", text.replace('\n', "\\n").replace('\t', "\\t"));
     assert_reads_as_printed(|_, text| string(text), true);
+    let cell = |text: &str| format!("| topology | {} |\n", text.replace('\n', "<br>"));
+    assert_reads_as_printed(|_, text| cell(text), true);
 }
 
 #[test]
