@@ -385,11 +385,14 @@ mod tests {
         let (session, _daemon, _page) = opened().await;
         let (queue_pair, mut broker) = queue_pair(&session);
         std::thread::scope(|scope| {
-            let polling = scope.spawn(|| queue_pair.poll_busy(PATIENCE));
-            // From here on it is under way.
-            while queue_pair.ring.try_lock().is_ok() {
-                std::thread::yield_now();
-            }
+            let (tell, told) = std::sync::mpsc::channel();
+            let queue_pair = &queue_pair;
+            let polling = scope.spawn(move || {
+                tell.send(()).unwrap();
+                queue_pair.poll_busy(PATIENCE)
+            });
+            // That it holds the ring is not to be seen where both threads share a CPU: it lets go of both at once.
+            told.recv().unwrap();
             queue_pair.post(1, write()).unwrap();
             assert!(matches!(broker.take(), Ok(Some(Submitted::Request(_)))));
             let (status, opcode) = (Status::Success, CompletionOpcode::Write);
