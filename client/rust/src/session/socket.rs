@@ -182,8 +182,13 @@ fn receive_packet(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> rustix::io::Resul
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::process::{Command, Stdio};
+
     use gdrd_proto::v1;
+    use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+    use super::*;
 
     /// A session socket and the daemon's end of it, blocking.
     pub(crate) fn pair() -> (SessionSocket, OwnedFd) {
@@ -204,6 +209,46 @@ pub(crate) mod tests {
         let mut bytes = [0_u8; MAX_SESSION_PACKET_BYTES];
         let got = receive_packet(daemon.as_fd(), &mut bytes).unwrap();
         ClientMessage::decode(&bytes[..got.len_bytes]).unwrap().message
+    }
+
+    /// Has this test connect there, in a process of its own.
+    const CONNECT_TO: &str = "GDRD_TEST_CONNECT_TO";
+
+    #[test]
+    fn a_client_that_is_stopped_goes_on_connecting_once_it_is_continued() {
+        let patience = Duration::from_secs(60);
+        if let Some(path) = std::env::var_os(CONNECT_TO) {
+            std::io::stderr().write_all(b"!").unwrap();
+            connect_blocking(Path::new(&path), patience).unwrap();
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("session.sock");
+        let flags = SocketFlags::CLOEXEC;
+        let daemon = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::bind(&daemon, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&daemon, 0).unwrap();
+        let _only_place = connect_blocking(&path, patience).unwrap();
+        let name = "session::socket::tests::a_client_that_is_stopped_goes_on_connecting_once_it_is_continued";
+        let mut client = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(CONNECT_TO, &path)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        client.stderr.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let pid = Pid::from_child(&client);
+        // Until it sleeps in connect(2) it gets a little further each time.
+        for _ in 0..100 {
+            kill_process(pid, Signal::STOP).unwrap();
+            waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+            kill_process(pid, Signal::CONT).unwrap();
+            std::thread::yield_now();
+        }
+        drop(rustix::net::accept(&daemon).unwrap());
+        let ended = client.wait_with_output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     }
 
     #[tokio::test]
