@@ -13,7 +13,8 @@ use nix::unistd::Pid;
 
 /// Long enough that a client which loses its CPU for a while is not taken for an idle one.
 const CONFIG: &str = "[broker]\nspin_us = 1000000\n";
-const WRITES: u64 = 20_000;
+/// Of a window. Where client and broker share a CPU with others, each takes milliseconds.
+const WRITES: u64 = 2_000;
 /// A client that loses its CPU for more than a second lets the broker sleep, which is a system call. One window
 /// without any proves that writes need none.
 const WINDOWS: u32 = 20;
