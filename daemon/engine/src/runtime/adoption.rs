@@ -53,7 +53,8 @@ impl Runtime {
         let Answered::Adopted(id) = self.ask(|call| Input::Adopt { call, session, memory })? else {
             return Err(EngineError::Internal { problem: "an adoption was answered as something else".into() });
         };
-        self.objects.insert_adopted(id, AdoptedObjects::new(kind, fds));
+        let gpu = self.state().core.gpu_of_memory(id);
+        self.objects.insert_adopted(id, AdoptedObjects::new(kind, gpu.clone(), fds));
         let state = self.state();
         if !state.core.has_memory(id) {
             // The session ended meanwhile, and what it had was closed before this was there.
@@ -61,7 +62,6 @@ impl Runtime {
             drop(self.objects.remove_adopted(id));
             return Err(EngineError::SessionEnded);
         }
-        let gpu = state.core.gpu_of_memory(id);
         Ok(AdoptedMemory { id, kind, len_bytes, gpu })
     }
 

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
-use gdrd_hal::{Access, GpuAllocation, Hca, MemoryRegion, MemorySource, QueuePair};
+use gdrd_hal::{Access, GpuAllocation, GpuUuid, Hca, MemoryRegion, MemorySource, QueuePair};
 use gdrd_ring::GenerationWriter;
 
 use super::domains::{DomainCell, Domains};
@@ -180,27 +180,37 @@ impl Memory {
 /// Memory that a client brought along. Dropping it closes its descriptors, which may block.
 pub(super) struct AdoptedObjects {
     pub(super) kind: AdoptedKind,
+    /// The GPU that was named for it.
+    pub(super) gpu: Option<GpuUuid>,
     /// One, or one for each kind of mapping.
     fds: Vec<OwnedFd>,
-    /// Which of them an HCA took.
-    mappings: Mutex<BTreeMap<HcaIndex, usize>>,
 }
 
 impl AdoptedObjects {
-    pub(super) fn new(kind: AdoptedKind, fds: Vec<OwnedFd>) -> Self {
-        Self { kind, fds, mappings: Mutex::default() }
+    pub(super) fn new(kind: AdoptedKind, gpu: Option<GpuUuid>, fds: Vec<OwnedFd>) -> Self {
+        Self { kind, gpu, fds }
     }
 
-    /// The descriptors in the order in which they are to be tried with an HCA.
-    pub(super) fn fds_for(&self, hca: HcaIndex) -> Vec<(usize, BorrowedFd<'_>)> {
-        let first = lock(&self.mappings).get(&hca).copied();
+    /// The descriptors by kind of mapping, that kind first.
+    pub(super) fn fds_with(&self, first: Option<usize>) -> Vec<(usize, BorrowedFd<'_>)> {
         let mut fds: Vec<_> = self.fds.iter().map(AsFd::as_fd).enumerate().collect();
         fds.sort_by_key(|(kind, _)| Some(*kind) != first);
         fds
     }
+}
 
-    pub(super) fn note_mapping(&self, hca: HcaIndex, kind: usize) {
-        lock(&self.mappings).insert(hca, kind);
+/// Which kind of mapping each HCA took of a GPU's memory: a property of the two, found out by trying. A hint: clients name the
+/// GPU, and the order of their descriptors is theirs.
+#[derive(Default)]
+pub(super) struct Mappings(Mutex<BTreeMap<(Option<GpuUuid>, HcaIndex), usize>>);
+
+impl Mappings {
+    pub(super) fn of(&self, gpu: Option<&GpuUuid>, hca: HcaIndex) -> Option<usize> {
+        lock(&self.0).get(&(gpu.cloned(), hca)).copied()
+    }
+
+    pub(super) fn note(&self, gpu: Option<&GpuUuid>, hca: HcaIndex, kind: usize) {
+        lock(&self.0).insert((gpu.cloned(), hca), kind);
     }
 }
 
@@ -260,11 +270,13 @@ pub(super) struct Objects {
     queue_pairs: Mutex<BTreeMap<QueuePairId, QueuePairObjects>>,
     adopted: RwLock<Table<MemoryId, Arc<AdoptedObjects>>>,
     regions: RwLock<Table<RegionId, Arc<RegionObjects>>>,
+    pub(super) mappings: Mappings,
 }
 
 impl Objects {
     /// What every tenant had of an HCA that is gone, for the caller to drop.
     pub(super) fn leave_hca(&self, hca: HcaIndex) -> Vec<DomainCell> {
+        lock(&self.mappings.0).retain(|(_, of), _| *of != hca);
         read(&self.tenants).values().filter_map(|tenant| tenant.domains.leave(hca)).collect()
     }
 

@@ -8,7 +8,7 @@ use gdrd_hal::{Access, HcaError, MemoryRegion, MemorySource, ProtectionDomain};
 
 use super::failure::of_hca;
 use super::jobs::{bug, hca, no_dma_buf};
-use super::objects::{AdoptedObjects, RegionObjects, possible};
+use super::objects::{AdoptedObjects, Mappings, RegionObjects, possible};
 use super::{Runtime, lock};
 use crate::broker::SlotEntry;
 use crate::call::Undo;
@@ -35,33 +35,37 @@ pub(super) fn register(runtime: &Runtime, new: &NewRegion, cost_ns: &mut u64) ->
     let domain = tenant.domains.on(new.hca, &*device).map_err(|error| of_hca(new.hca, &error))?;
     let access = possible(new.access, &*device);
     let started = Instant::now();
-    let made = match new.source {
+    let (made, is_dma_buf) = match new.source {
         Source::Adopted(memory) => {
             let adopted = runtime.objects.adopted(memory).ok_or_else(|| bug("region of unknown memory"))?;
-            register_adopted(&adopted, new, &*domain.pd, access)
+            let made = register_adopted(&runtime.objects.mappings, &adopted, new, &*domain.pd, access);
+            (made, adopted.kind == AdoptedKind::DmaBuf)
         }
         Source::Leased(allocation) => {
             let memory = runtime.objects.memory(allocation).ok_or_else(|| bug("region of an unknown buffer"))?;
-            let source = memory.source().ok_or_else(|| no_dma_buf(new.hca))?;
-            domain.pd.register(part_of(source, &new.range)?, access, new.range.start)
+            let source = part_of(memory.source().ok_or_else(|| no_dma_buf(new.hca))?, &new.range)?;
+            (domain.pd.register(source, access, new.range.start), matches!(source, MemorySource::DmaBuf { .. }))
         }
     };
     *cost_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    let region = made.map_err(|error| explained(of_hca(new.hca, &error)))?;
+    let region = made.map_err(|error| explained(of_hca(new.hca, &error), is_dma_buf))?;
     let iova = region.iova();
     runtime.objects.insert_region(new.id, RegionObjects::new(new.hca, region));
     Ok(iova)
 }
 
-/// Which kind of mapping an HCA takes is found out by trying, and remembered.
+/// Which kind of mapping an HCA takes of a GPU's memory is found out by trying, and remembered for both.
 fn register_adopted(
+    mappings: &Mappings,
     adopted: &AdoptedObjects,
     new: &NewRegion,
     pd: &dyn ProtectionDomain,
     access: Access,
 ) -> Result<Box<dyn MemoryRegion>, HcaError> {
-    let mut result = None;
-    for (kind, fd) in adopted.fds_for(new.hca) {
+    let (mut result, gpu) = (None, adopted.gpu.as_ref());
+    let fds = adopted.fds_with(mappings.of(gpu, new.hca));
+    let had_the_choice = fds.len() > 1;
+    for (kind, fd) in fds {
         let (offset, len_bytes) = (new.range.start, new.range.end - new.range.start);
         let source = match adopted.kind {
             AdoptedKind::Memfd => MemorySource::Host { fd, offset, len_bytes },
@@ -70,7 +74,9 @@ fn register_adopted(
         // The wire address is the place in the memory, where the provider honours that.
         match pd.register(source, access, offset) {
             Ok(region) => {
-                adopted.note_mapping(new.hca, kind);
+                if had_the_choice {
+                    mappings.note(gpu, new.hca, kind);
+                }
                 return Ok(region);
             }
             // The other kind would meet the same.
@@ -97,11 +103,17 @@ fn part_of<'a>(source: MemorySource<'a>, range: &Range<u64>) -> Result<MemorySou
 }
 
 /// With what the caller can do about it.
-fn explained(failure: Failure) -> Failure {
+fn explained(failure: Failure, is_dma_buf: bool) -> Failure {
+    const INSTEAD: &str = "adopt host memory (a memfd) instead";
+    if is_dma_buf && failure.kind == FailureKind::Invalid {
+        // That it is a dma-buf, and the range in it, was seen before: what is wrong is between driver and exporter, not the caller's.
+        let message = format!("dma-buf: this HCA did not take it: {}; {INSTEAD}", failure.message);
+        return Failure { kind: FailureKind::Driver, message, ..failure };
+    }
     let message = match failure.kind {
         // Nothing else about memory is beyond a provider.
         FailureKind::Unsupported => {
-            format!("dma-buf: not on this HCA: {}; adopt host memory (a memfd) instead", failure.message)
+            format!("dma-buf: not on this HCA: {}; {INSTEAD}", failure.message)
         }
         FailureKind::Exhausted => {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
