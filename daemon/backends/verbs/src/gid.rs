@@ -1,17 +1,25 @@
 //! Which row of a GID table a queue pair uses.
 
+use std::collections::BTreeSet;
+
 use gdrd_hal::{GidEntry, GidType, LinkLayer};
 
 /// Last row that a queue pair can name: `sgid_index` of `struct ibv_global_route` (verbs.h) has 8 bits.
 pub(crate) const LAST_ROW: u16 = 255;
 
 /// The row for traffic that may be routed: RoCE v2 before v1 on Ethernet, an address before a link-local one, IPv4
-/// before IPv6, then the lowest row; the lowest row of its type on InfiniBand. A row that the operator asks for
-/// is taken whatever it is. `None`: no row up to 255 is filled, or not the one asked for.
+/// before IPv6, a link-local one that is its netdev's now before others, then the lowest row; the lowest row of its type on
+/// InfiniBand. A row that the operator asks for is taken whatever it is. `None`: no row up to 255 is filled, or not the one
+/// asked for. `current`: rows whose address is made of what their netdev's hardware address is now.
 ///
 /// The table may have gaps and may change at any time: rows are found by their index, never by their place.
 #[must_use]
-pub fn choose_gid(entries: &[GidEntry], link_layer: LinkLayer, asked: Option<u16>) -> Option<GidEntry> {
+pub fn choose_gid(
+    entries: &[GidEntry],
+    link_layer: LinkLayer,
+    asked: Option<u16>,
+    current: &BTreeSet<u16>,
+) -> Option<GidEntry> {
     let filled = entries.iter().filter(|entry| entry.gid.0 != [0; 16] && entry.gid_index <= LAST_ROW);
     if let Some(gid_index) = asked {
         return filled.copied().find(|entry| entry.gid_index == gid_index);
@@ -20,16 +28,24 @@ pub fn choose_gid(entries: &[GidEntry], link_layer: LinkLayer, asked: Option<u16
         LinkLayer::InfiniBand => entry.gid_type == GidType::Ib,
         _ => matches!(entry.gid_type, GidType::RoceV2 | GidType::RoceV1),
     };
-    filled.filter(is_candidate).min_by_key(|entry| rank(entry, link_layer)).copied()
+    filled.filter(is_candidate).min_by_key(|entry| rank(entry, link_layer, current)).copied()
 }
 
 /// Less is better.
-fn rank(entry: &GidEntry, link_layer: LinkLayer) -> (bool, bool, bool, u16) {
+fn rank(entry: &GidEntry, link_layer: LinkLayer, current: &BTreeSet<u16>) -> (bool, bool, bool, bool, u16) {
     if link_layer == LinkLayer::InfiniBand {
-        return (false, false, false, entry.gid_index);
+        return (false, false, false, false, entry.gid_index);
     }
-    let is_v1 = entry.gid_type != GidType::RoceV2;
-    (is_v1, is_link_local(&entry.gid.0), !is_ipv4(&entry.gid.0), entry.gid_index)
+    let (is_v1, is_link_local) = (entry.gid_type != GidType::RoceV2, is_link_local(&entry.gid.0));
+    let may_be_stale = is_link_local && !current.contains(&entry.gid_index);
+    (is_v1, is_link_local, !is_ipv4(&entry.gid.0), may_be_stale, entry.gid_index)
+}
+
+/// Whether this is the link-local address that follows from a hardware address (RFC 4291, appendix A), as the kernel's own row of
+/// a port does (`make_default_gid`, drivers/infiniband/core/roce_gid_mgmt.c).
+pub(crate) fn follows_from(gid: &[u8; 16], hardware: [u8; 6]) -> bool {
+    let [a, b, c, d, e, f] = hardware;
+    *gid == [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
 }
 
 /// fe80::/10 (RFC 4291, 2.5.6).
@@ -54,7 +70,7 @@ mod tests {
     }
 
     fn chosen(entries: &[GidEntry]) -> Option<u16> {
-        choose_gid(entries, LinkLayer::Ethernet, None).map(|entry| entry.gid_index)
+        choose_gid(entries, LinkLayer::Ethernet, None, &BTreeSet::new()).map(|entry| entry.gid_index)
     }
 
     #[test]
@@ -101,25 +117,39 @@ mod tests {
         assert_eq!(chosen(&table), Some(9));
     }
 
+    /// The same without any routable row: the one of the address that the interface has now is higher up.
+    #[test]
+    fn a_link_local_row_of_an_old_mac_gives_way_to_that_of_the_present_one() {
+        let table =
+            [entry(0, "fe80::5254:ff:fe00:dead", GidType::RoceV2), entry(1, "fe80::5254:ff:fe00:1", GidType::RoceV2)];
+        let present = |gid: &GidEntry| follows_from(&gid.gid.0, [0x50, 0x54, 0, 0, 0, 1]);
+        let current: BTreeSet<u16> = table.iter().filter(|row| present(row)).map(|row| row.gid_index).collect();
+        assert_eq!(current, [1].into());
+        let found = choose_gid(&table, LinkLayer::Ethernet, None, &current);
+        assert_eq!(found.map(|entry| entry.gid_index), Some(1));
+        assert_eq!(chosen(&table), Some(0), "where nothing is known of the netdev, the first");
+    }
+
     #[test]
     fn rows_that_no_queue_pair_can_name_are_left_out() {
         let table = [entry(256, "::ffff:10.0.0.1", GidType::RoceV2), entry(255, "fe80::1", GidType::RoceV2)];
         assert_eq!(chosen(&table), Some(255));
         assert_eq!(chosen(&table[..1]), None);
-        assert_eq!(choose_gid(&table, LinkLayer::Ethernet, Some(256)), None);
+        assert_eq!(choose_gid(&table, LinkLayer::Ethernet, Some(256), &BTreeSet::new()), None);
     }
 
     #[test]
     fn infiniband_takes_its_first_row() {
         let table = [entry(1, "fe80::2", GidType::Ib), entry(0, "fe80::1", GidType::Ib)];
-        let found = choose_gid(&table, LinkLayer::InfiniBand, None);
+        let found = choose_gid(&table, LinkLayer::InfiniBand, None, &BTreeSet::new());
         assert_eq!(found.map(|entry| entry.gid_index), Some(0));
     }
 
     #[test]
     fn row_asked_for_is_taken_or_nothing_is() {
         let table = [entry(1, "fe80::1", GidType::RoceV1), entry(4, "::ffff:10.0.0.1", GidType::RoceV2)];
-        let asked = |gid_index| choose_gid(&table, LinkLayer::Ethernet, Some(gid_index)).map(|entry| entry.gid_index);
+        let asked = |gid_index| choose_gid(&table, LinkLayer::Ethernet, Some(gid_index), &BTreeSet::new());
+        let asked = |gid_index| asked(gid_index).map(|entry| entry.gid_index);
         assert_eq!(asked(1), Some(1));
         assert_eq!(asked(2), None);
     }

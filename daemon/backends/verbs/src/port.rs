@@ -1,5 +1,6 @@
 //! Ports and their GID tables as the device has them now.
 
+use std::collections::BTreeSet;
 use std::mem::{MaybeUninit, size_of};
 
 use gdrd_hal::{Gid, GidEntry, GidType, HcaError, LinkLayer, PortAttributes, PortState};
@@ -7,9 +8,11 @@ use rdma_sys::{
     IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ibv_context, ibv_gid_entry, ibv_mtu, ibv_port_attr,
     ibv_port_state,
 };
+use rustix::net::{AddressFamily, SocketType};
 
 use crate::context::Context;
 use crate::error::{Failed, errno, status};
+use crate::gid::follows_from;
 use crate::library::Library;
 
 /// Most rows that are read of all GID tables of a device; bnxt_re has 256 a port, mlx5 at most 4096.
@@ -77,8 +80,33 @@ pub(crate) unsafe fn messages(
     messages.map_err(|errno| Failed { call: QUERY, ..opening }.with(errno))
 }
 
-/// A filled row with its port.
-type Row = (u32, GidEntry);
+/// A filled row with its port, and the index of its netdev, 0 for none.
+type Row = (u32, GidEntry, u32);
+
+/// Rows of a port with a link-local address that follows from the hardware address which their netdev has now.
+pub(crate) fn current_link_locals(context: &Context, port_num: u8) -> Result<BTreeSet<u16>, HcaError> {
+    let rows = usize::try_from(query(context, port_num)?.gid_tbl_len).unwrap_or(0);
+    let of_port = gids(context, rows.saturating_mul(usize::from(context.ports())).min(MAX_GIDS))?;
+    let of_port = of_port.into_iter().filter(|(port, ..)| *port == u32::from(port_num));
+    let is_current = |gid: &Gid, netdev| hardware_address(netdev).is_some_and(|address| follows_from(&gid.0, address));
+    Ok(of_port
+        .filter(|(_, entry, netdev)| is_current(&entry.gid, *netdev))
+        .map(|(_, entry, _)| entry.gid_index)
+        .collect())
+}
+
+/// The hardware address of a netdev (Documentation/ABI/testing/sysfs-class-net); `None` for one of another network namespace.
+fn hardware_address(netdev: u32) -> Option<[u8; 6]> {
+    // Any socket will do (netdevice(7)).
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
+    let name = rustix::net::netdevice::index_to_name(&socket, netdev).ok()?;
+    parse_address(&std::fs::read_to_string(format!("/sys/class/net/{name}/address")).ok()?)
+}
+
+fn parse_address(text: &str) -> Option<[u8; 6]> {
+    let bytes: Option<Vec<u8>> = text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+    bytes?.try_into().ok()
+}
 
 fn gids(context: &Context, rows: usize) -> Result<Vec<Row>, HcaError> {
     if rows == 0 {
@@ -109,7 +137,8 @@ fn row(entry: &ibv_gid_entry) -> Option<Row> {
     };
     // SAFETY: both members of the union are 16 plain bytes (union ibv_gid), all written by the library.
     let raw = unsafe { entry.gid.raw };
-    Some((entry.port_num, GidEntry { gid_index: u16::try_from(entry.gid_index).ok()?, gid: Gid(raw), gid_type }))
+    let gid = GidEntry { gid_index: u16::try_from(entry.gid_index).ok()?, gid: Gid(raw), gid_type };
+    Some((entry.port_num, gid, entry.ndev_ifindex))
 }
 
 fn attributes(port_num: u8, attr: &ibv_port_attr, gids: &[Row]) -> PortAttributes {
@@ -130,7 +159,7 @@ fn attributes(port_num: u8, attr: &ibv_port_attr, gids: &[Row]) -> PortAttribute
         rate_gbps: lanes(attr.active_width) * lane_gbps(attr.active_speed),
         lid: attr.lid,
         mtu_bytes: mtu_bytes(attr.active_mtu),
-        gids: gids.iter().filter(|(port, _)| *port == u32::from(port_num)).map(|(_, entry)| *entry).collect(),
+        gids: gids.iter().filter(|(port, ..)| *port == u32::from(port_num)).map(|(_, entry, _)| *entry).collect(),
     }
 }
 
@@ -188,6 +217,16 @@ mod tests {
         assert_eq!(mtu_bytes(5), 4096);
         assert_eq!(mtu_of(1500), None);
         assert_eq!(mtu_bytes(99), 0);
+    }
+
+    #[test]
+    fn hardware_addresses_are_read_as_sysfs_has_them() {
+        assert_eq!(parse_address("52:54:00:ab:00:01\n"), Some([0x52, 0x54, 0, 0xab, 0, 1]));
+        // InfiniBand has 20 bytes, some virtual netdevs none.
+        for other in ["", "\n", "00:00:10:29:fe:80:00:00:00:00:00:00", "52:54:00:ab:00:zz"] {
+            assert_eq!(parse_address(other), None, "{other}");
+        }
+        assert_eq!(hardware_address(0), None, "no netdev has this index");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Queue pairs: creation, states, connection.
 
+use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -274,7 +275,11 @@ impl Control {
         let handle = &self.0;
         let port = self.port()?;
         let options = handle.domain.context().options();
-        let entry = choose_gid(&port.gids, port.link_layer, options.gid_index);
+        let current = match port.link_layer {
+            LinkLayer::Ethernet => port::current_link_locals(handle.domain.context(), handle.port_num)?,
+            _ => BTreeSet::new(),
+        };
+        let entry = choose_gid(&port.gids, port.link_layer, options.gid_index, &current);
         let is_infiniband = port.link_layer == LinkLayer::InfiniBand;
         if entry.is_none() && (!is_infiniband || port.lid == 0) {
             let reason = match options.gid_index {
