@@ -187,6 +187,11 @@ impl Core {
         (queue_pairs, shown.next().map(|(id, _)| *id))
     }
 
+    /// Whether a queue pair sends and receives.
+    pub(crate) fn is_connected(&self, id: QueuePairId) -> bool {
+        self.queue_pairs.get(&id).is_some_and(|entry| entry.is_shown() && entry.state == QueuePairState::Rts)
+    }
+
     fn page_size(&self, page: u32) -> usize {
         let most = self.settings.limits.max_list_page;
         (if page == 0 { most } else { page.min(most) }) as usize

@@ -1,12 +1,13 @@
 //! Events of devices: a thread that sleeps until an HCA has one, and GPU facts when asked for.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use futures_channel::mpsc;
-use gdrd_hal::{GpuFact, GpuFacts, GpuHealth, GpuUuid, Hca, HcaEvent};
+use gdrd_hal::{GpuFact, GpuFacts, GpuHealth, GpuUuid, Hca, HcaEvent, LinkLayer};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
@@ -130,8 +131,34 @@ fn take_events(runtime: &Arc<Runtime>, index: HcaIndex, hca: &dyn Hca) {
                     runtime.broker.fail(queue_pair);
                 }
             }
+            HcaEvent::GidChange { port_num } => fail_without_address(runtime, hca, port_num),
             _ => {}
         }
+    }
+}
+
+/// Fails the queue pairs whose row of the GID table is theirs no more. The kernel clears such a row in the device at once, and
+/// fills it with nothing while a queue pair names it (`del_gid`, drivers/infiniband/core/cache.c): what they send gets nowhere,
+/// and one that only waits for its peer would never hear of it. InfiniBand goes by LIDs.
+fn fail_without_address(runtime: &Arc<Runtime>, hca: &dyn Hca, port_num: u8) {
+    let ports = match hca.ports() {
+        Ok(ports) => ports,
+        Err(error) => return tracing::warn!(hca = hca.name(), %error, "a changed gid table cannot be read"),
+    };
+    let Some(port) = ports.into_iter().find(|port| port.port_num == port_num) else { return };
+    for (queue_pair, endpoint) in runtime.objects.endpoints_on(hca.name(), port_num) {
+        let is_there = port.gids.iter().any(|row| (row.gid_index, row.gid) == (endpoint.gid_index, endpoint.gid));
+        let needs_it = endpoint.link_layer == LinkLayer::Ethernet && runtime.state().core.is_connected(queue_pair);
+        if is_there || !needs_it {
+            continue;
+        }
+        let (row, address) = (endpoint.gid_index, Ipv6Addr::from(endpoint.gid.0));
+        let message = format!(
+            "its address {address} has left row {row} of the GID table of {} port {port_num}; make a new queue pair",
+            hca.name()
+        );
+        runtime.input(Input::QueuePairFailed { queue_pair, message });
+        runtime.broker.fail(queue_pair);
     }
 }
 

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
-use gdrd_hal::{Access, GpuAllocation, GpuUuid, Hca, MemoryRegion, MemorySource, QueuePair};
+use gdrd_hal::{Access, Endpoint, GpuAllocation, GpuUuid, Hca, MemoryRegion, MemorySource, QueuePair};
 use gdrd_ring::GenerationWriter;
 
 use super::domains::{DomainCell, Domains};
@@ -359,6 +359,13 @@ impl Objects {
         with: impl FnOnce(&mut QueuePairObjects) -> T,
     ) -> Option<T> {
         lock(&self.queue_pairs).get_mut(&id).map(with)
+    }
+
+    /// The queue pairs on a port, with the endpoints that were told of them.
+    pub(super) fn endpoints_on(&self, hca: &str, port_num: u8) -> Vec<(QueuePairId, Endpoint)> {
+        let queue_pairs = lock(&self.queue_pairs);
+        let on_it = queue_pairs.iter().filter(|(_, q)| q.info.port_num == port_num && &*q.info.hca == hca);
+        on_it.map(|(id, q)| (*id, q.info.endpoint.clone())).collect()
     }
 
     /// The queue pair of that number on an HCA.

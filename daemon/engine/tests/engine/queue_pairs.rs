@@ -200,6 +200,33 @@ fn a_queue_pair_that_fails_is_told_to_its_session() {
 }
 
 #[test]
+fn a_queue_pair_whose_address_leaves_the_table_fails_with_that_reason_and_others_go_on() {
+    let world = World::new();
+    let mut opened = world.open_session(1);
+    let (session, far) = (opened.session, side(&world, 2, "GPU1", "mlx5_2"));
+    let mut moved = Client::new(&world, session, "mlx5_0");
+    Client::connect(&world, (session, &moved), (far.session, &far.client));
+    let mut stays = Client::new(&world, session, "mlx5_1");
+    let peer = Client::new(&world, far.session, "mlx5_2");
+    Client::connect(&world, (session, &stays), (far.session, &peer));
+    let (lease, _) = world.acquire(session).keep();
+    // It only waits for its peer.
+    moved.post(1, Operation::Recv { local: local(&lease, "mlx5_0", 0, 8) });
+    world.sim.inject_text("hca mlx5_0: gid-change port 1").expect("a script");
+    moved.expect(1, Status::WrFlushErr);
+    let mut told = None;
+    world.until("the failure to be told", || {
+        told = told.take().or_else(|| next(&mut opened.events));
+        told.is_some()
+    });
+    let Some(SessionEvent::QueuePairFailed { queue_pair, message }) = told else { panic!("{told:?}") };
+    assert_eq!(queue_pair, moved.info.id);
+    assert!(message.contains("row 3") && message.contains("mlx5_0 port 1"), "{message}");
+    stays.post(2, write(local(&lease, "mlx5_1", 0, 8), remote(&far.lease, "mlx5_2", 0)));
+    stays.expect(2, Status::Success);
+}
+
+#[test]
 fn queue_pairs_are_bounded_by_session_and_tenant() {
     let mut config = config();
     config.limits.max_queue_pairs_per_session = 2;
