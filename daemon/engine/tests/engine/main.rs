@@ -1,5 +1,6 @@
 //! The engine on a simulated host: leases, isolation, faults, queue pairs, as the server uses it.
 
+mod dma_bufs;
 mod drains;
 mod faults;
 mod isolation;

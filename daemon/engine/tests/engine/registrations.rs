@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread;
 
 use gdrd_engine::{
-    Access, AcquireRequest, AdoptRequest, AdoptedKind, EngineConfig, EngineError, HostPlan, LeaseId, MemoryId,
-    MemoryPlace, MemoryRef, Merging, RangeRequest, RegisterRequest, RegisteredRange, SessionId,
+    Access, AcquireRequest, AdoptRequest, EngineConfig, EngineError, HostPlan, LeaseId, MemoryId, MemoryPlace,
+    MemoryRef, Merging, RangeRequest, RegisterRequest, RegisteredRange, SessionId,
 };
 use gdrd_ring::{LocalSpan, RemoteSpan, Status};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -16,7 +16,7 @@ use crate::wire::{Client, local, remote, write};
 use crate::world::{MIB, World, config, hca, plan, read};
 
 /// Host memory of a client.
-fn memfd(len_bytes: u64) -> OwnedFd {
+pub(crate) fn memfd(len_bytes: u64) -> OwnedFd {
     memfd_named("a client's", len_bytes)
 }
 
@@ -27,7 +27,7 @@ fn memfd_named(name: &str, len_bytes: u64) -> OwnedFd {
 }
 
 /// What stands for the dma-buf of a client's own GPU memory on a simulated host.
-fn device_memory(len_bytes: u64) -> OwnedFd {
+pub(crate) fn device_memory(len_bytes: u64) -> OwnedFd {
     let fd = memfd_create("gdrd-sim-gpu-of-a-client", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
     let fd = fd.expect("a memfd");
     ftruncate(&fd, len_bytes).expect("a length");
@@ -35,15 +35,15 @@ fn device_memory(len_bytes: u64) -> OwnedFd {
     fd
 }
 
-fn again(fd: &OwnedFd) -> OwnedFd {
+pub(crate) fn again(fd: &OwnedFd) -> OwnedFd {
     fd.try_clone().expect("a descriptor")
 }
 
-fn asked(fd: OwnedFd) -> AdoptRequest {
+pub(crate) fn asked(fd: OwnedFd) -> AdoptRequest {
     AdoptRequest { fd, other_mapping: None, gpu: Some("GPU0".to_owned()) }
 }
 
-fn adopt(world: &World, session: SessionId, fd: OwnedFd) -> MemoryId {
+pub(crate) fn adopt(world: &World, session: SessionId, fd: OwnedFd) -> MemoryId {
     world.engine.adopt(session, asked(fd)).expect("the memory is adopted").id
 }
 
@@ -58,7 +58,7 @@ fn request(memory: MemoryRef, ranges: &[(u64, u64)]) -> RegisterRequest {
     }
 }
 
-fn try_register(
+pub(crate) fn try_register(
     world: &World,
     session: SessionId,
     memory: MemoryId,
@@ -68,7 +68,7 @@ fn try_register(
     Ok(world.engine.register(session, request).wait()?.keep())
 }
 
-fn register(world: &World, session: SessionId, memory: MemoryId, range: (u64, u64)) -> RegisteredRange {
+pub(crate) fn register(world: &World, session: SessionId, memory: MemoryId, range: (u64, u64)) -> RegisteredRange {
     try_register(world, session, memory, &[range]).expect("it is registered").remove(0)
 }
 
@@ -78,7 +78,7 @@ fn span_of(range: &RegisteredRange, offset: u64, len_bytes: u32) -> LocalSpan {
     LocalSpan { slot, generation, offset: part.slot_offset + offset, len_bytes }
 }
 
-fn remote_of(range: &RegisteredRange, offset: u64) -> RemoteSpan {
+pub(crate) fn remote_of(range: &RegisteredRange, offset: u64) -> RemoteSpan {
     let registration = &range.parts[0].registration;
     RemoteSpan { rkey: registration.rkey.0, iova: registration.iova + offset }
 }
@@ -93,7 +93,7 @@ fn descriptors_of(name: &str) -> usize {
 }
 
 /// Regions that an HCA has, in whatever state.
-fn regions(world: &World) -> u64 {
+pub(crate) fn regions(world: &World) -> u64 {
     world.stat("gdrd_cache_regions")
 }
 
@@ -234,69 +234,6 @@ fn adopted_host_memory_cannot_be_resized_any_more() {
     let fd = memfd(MIB);
     adopt(&world, session, again(&fd));
     assert!(ftruncate(&fd, 0).is_err() && ftruncate(&fd, 2 * MIB).is_err());
-}
-
-#[test]
-fn the_other_kind_of_mapping_is_tried_and_remembered() {
-    // openucx/ucx#11584, ai-dynamo/nixl#1694: error 524 or EFAULT with the kind that was chosen from the GPU alone.
-    let world = World::new();
-    let session = world.session(1);
-    let fd = device_memory(8 * MIB);
-    let both = AdoptRequest { other_mapping: Some(again(&fd)), ..asked(again(&fd)) };
-    let memory = world.engine.adopt(session, both).expect("both are dma-bufs");
-    assert_eq!((memory.kind, memory.len_bytes), (AdoptedKind::DmaBuf, 8 * MIB));
-    world.sim.inject_text("register on mlx5_0: fail eio times 1").expect("a script");
-    register(&world, session, memory.id, (0, MIB));
-    // The second is asked first from here on: were it the first, it would fail, and the other take over unseen.
-    world.sim.inject_text("register on mlx5_0: fail eio times 2").expect("a script");
-    let refused = try_register(&world, session, memory.id, &[(2 * MIB, MIB)]).expect_err("both kinds fail");
-    assert_eq!(refused.reason(), "DRIVER_FAILED");
-    register(&world, session, memory.id, (2 * MIB, MIB));
-    let host = AdoptRequest { other_mapping: Some(memfd(MIB)), ..asked(memfd(MIB)) };
-    assert_eq!(world.engine.adopt(session, host).expect_err("host memory has one").reason(), "MEMORY_NOT_ADOPTABLE");
-}
-
-#[test]
-fn the_kind_of_mapping_that_an_hca_took_is_tried_first_with_other_memory_of_the_gpu() {
-    let world = World::new();
-    let (near, far) = (world.session(1), world.session(2));
-    let (lease, ours) = world.acquire(near).keep();
-    crate::world::write(&ours, 0, &[0x5a; 8]);
-    let (mut a, b) = (Client::new(&world, near, "mlx5_0"), Client::new(&world, far, "mlx5_0"));
-    Client::connect(&world, (near, &a), (far, &b));
-    // Two files for the two mappings of one memory, so that it shows which one was registered.
-    let mut taken = |wr_id: u64, gpu: &str| {
-        let (first, second) = (device_memory(MIB), device_memory(MIB));
-        let both = AdoptRequest { fd: again(&first), other_mapping: Some(again(&second)), gpu: Some(gpu.to_owned()) };
-        let memory = world.engine.adopt(far, both).expect("both are dma-bufs");
-        let range = register(&world, far, memory.id, (0, MIB));
-        a.post(wr_id, write(local(&lease, "mlx5_0", 0, 8), remote_of(&range, 0)));
-        a.expect(wr_id, Status::Success);
-        [first, second].map(|fd| read(&fd, 1)[0] == 0x5a)
-    };
-    world.sim.inject_text("register on mlx5_0: fail eio times 1").expect("a script");
-    assert_eq!(taken(1, "GPU0"), [false, true], "found out by trying");
-    assert_eq!(taken(2, "GPU0"), [false, true], "remembered");
-    assert_eq!(taken(3, "GPU1"), [true, false], "another gpu is another pair");
-}
-
-#[test]
-fn an_hca_without_dma_bufs_says_so_and_what_it_takes() {
-    // NVIDIA/nccl#778, microsoft/mscclpp#657: EOPNOTSUPP (95), EINVAL (22), then EFAULT from another path. There is no
-    // other path here: an address of another process means nothing to the daemon.
-    let world = World::new();
-    let session = world.session(1);
-    let memory = adopt(&world, session, device_memory(MIB));
-    for (errno, reason, is_advised) in
-        [("eopnotsupp", "UNSUPPORTED", true), ("einval", "DRIVER_FAILED", true), ("eio", "DRIVER_FAILED", false)]
-    {
-        world.sim.inject_text(&format!("register on mlx5_0: fail {errno} times 1")).expect("a script");
-        let refused = try_register(&world, session, memory, &[(0, MIB)]).expect_err(errno);
-        assert_eq!(refused.reason(), reason, "{refused}");
-        assert!(refused.to_string().contains("mlx5_0"), "{refused}");
-        assert_eq!(is_advised, refused.to_string().contains("memfd"), "{refused}");
-    }
-    assert_eq!((regions(&world), world.stat("gdrd_registered_ranges")), (0, 0));
 }
 
 #[test]
