@@ -146,7 +146,7 @@ Examples:
 proven or has failed stands in the plan (gdr) from then on. Without options each GPU is tried with its
 assigned NICs, and a host buffer with each NIC.
 
-Exit code 1: a pair has failed.
+Exit code 1: a pair has failed, or none could be tried.
 
 Examples:
   gdrctl probe

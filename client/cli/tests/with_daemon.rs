@@ -226,6 +226,24 @@ fn a_drain_outlives_the_daemon_and_is_seen_until_it_is_lifted() {
 }
 
 #[test]
+fn a_probe_that_cannot_be_tried_fails_and_the_plan_says_why() {
+    let faults = "allocate: fail enomem\nregister: fail enomem\n";
+    let daemon = DaemonOptions::default().fault_script(faults).start();
+    let one = ["probe", "--gpu", "GPU0", "--nic", "mlx5_0", "--format", "json"];
+    let output = gdrctl(&daemon, &one);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    let why = told["pairs"][0]["reason"].as_str().expect("it is told why").to_owned();
+    assert_eq!(told["pairs"][0]["state"], "not-tried", "{told}");
+    let plan = json(&daemon, &["plan"]);
+    let rows = plan["gpus"][0]["nics"].as_array().expect("the plan lists NICs");
+    let gdr = rows.iter().find(|row| row["name"] == "mlx5_0").map(|row| &row["gdr"]).expect("the pair");
+    assert!(gdr["reason"].as_str().is_some_and(|reason| reason.contains(&format!("not probed: {why}"))), "{gdr}");
+    let known = json(&daemon, &["probe", "--known"]);
+    assert_eq!((&known["pairs"][0]["state"], &known["pairs"][0]["reason"]), (&"not-tried".into(), &why.into()));
+}
+
+#[test]
 fn a_resumed_gpu_that_is_lost_is_told_with_the_reason() {
     let daemon = DaemonOptions::default().fault_script("gpu GPU1: lost\n").start();
     let drained = json(&daemon, &["drain", "--all"]);

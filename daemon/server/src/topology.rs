@@ -20,6 +20,8 @@ use crate::proofs::Proofs;
 #[derive(Debug)]
 pub struct View {
     snapshot: Snapshot,
+    /// The plan by the host alone.
+    bare: Plan,
     plan: Plan,
     response: v1::GetTopologyResponse,
 }
@@ -27,13 +29,14 @@ pub struct View {
 impl View {
     fn new(snapshot: Snapshot, mut plan: Plan, known: &Known) -> Self {
         let Known { proofs, drained } = known;
+        let bare = plan.clone();
         for gpu in &mut plan.gpus {
             // The daemon may know a GPU's UUID from elsewhere; its place is the same.
             let bdf = gpu.bdf.map(|bdf| bdf.to_string()).unwrap_or_default();
             let is_it = |known: &DrainedGpu| known.bdf == bdf && (!bdf.is_empty() || known.name == gpu.name);
             gpu.drained = drained.iter().any(is_it);
             for nic in &mut gpu.nics {
-                if let Some(found) = proofs.gdr(&gpu.name, &nic.name) {
+                if let Some(found) = proofs.gdr(&gpu.name, &nic.name, &nic.gdr) {
                     nic.gdr = found;
                 }
             }
@@ -43,7 +46,7 @@ impl View {
             host_profile: profile::render(&snapshot.host),
             plan: Some(wire_plan(&plan)),
         };
-        Self { snapshot, plan, response }
+        Self { snapshot, bare, plan, response }
     }
 
     /// Counts from 1.
@@ -198,7 +201,7 @@ impl Topology {
         let view = self.current();
         let mut snapshot = view.snapshot.clone();
         snapshot.generation += 1;
-        let mut plan = view.plan.clone();
+        let mut plan = view.bare.clone();
         plan.generation = snapshot.generation;
         self.current.send_replace(Arc::new(View::new(snapshot, plan, &known)));
     }
@@ -207,6 +210,12 @@ impl Topology {
     #[must_use]
     pub fn probed(&self) -> Vec<Probed> {
         self.known().proofs.list()
+    }
+
+    /// What could not be tried of that of which nothing was found, and why.
+    #[must_use]
+    pub fn untried(&self) -> Vec<Probed> {
+        self.known().proofs.untried()
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -270,8 +279,11 @@ mod tests {
         let found = Probed { gpu: gpu.clone(), hca: hca.clone(), port_num: 1, outcome };
         topology.prove(std::slice::from_ref(&found));
         assert_eq!((state(&topology), topology.current().generation()), (Some(GdrState::Proven), 2));
-        topology.prove(&[found]);
+        topology.prove(std::slice::from_ref(&found));
         assert_eq!(topology.current().generation(), 2, "nothing new");
+        let untried = Probed { outcome: ProbeOutcome::NotTried("no memory".to_owned()), ..found };
+        topology.prove(std::slice::from_ref(&untried));
+        assert_eq!((state(&topology), topology.current().generation()), (Some(GdrState::Proven), 2));
 
         let whole = profile::builtin("dgx-a100").expect("a built-in profile");
         let mut less = whole.clone();
@@ -279,6 +291,23 @@ mod tests {
         topology.update(less);
         topology.update(whole);
         assert_ne!(state(&topology), Some(GdrState::Proven), "a device that comes back is another");
+    }
+
+    #[test]
+    fn what_could_not_be_probed_is_told_with_the_latest_reason() {
+        let topology = topology();
+        let reason = |topology: &Topology| topology.current().plan().gpus[0].nics[0].gdr.reason.clone();
+        let (gpu, hca) = {
+            let view = topology.current();
+            (view.plan().gpus[0].name.clone(), view.plan().gpus[0].nics[0].name.clone())
+        };
+        let bare = reason(&topology);
+        for why in ["no memory", "no descriptors"] {
+            let outcome = ProbeOutcome::NotTried(why.to_owned());
+            topology.prove(&[Probed { gpu: gpu.clone(), hca: hca.clone(), port_num: 1, outcome }]);
+            assert_eq!(reason(&topology), bare.replace("not probed", &format!("not probed: {why}")));
+        }
+        assert!(bare.contains("not probed") && topology.probed().is_empty() && topology.untried().len() == 1);
     }
 
     #[test]

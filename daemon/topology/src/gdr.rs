@@ -36,6 +36,17 @@ impl Gdr {
     }
 }
 
+/// What a reason says while nobody knows more.
+const NOT_PROBED: &str = "not probed";
+
+impl Gdr {
+    /// The same where a probe was asked for and could not be tried.
+    #[must_use]
+    pub fn untried(&self, why: &str) -> Self {
+        Self::new(self.state, self.reason.replace(NOT_PROBED, &format!("{NOT_PROBED}: {why}")))
+    }
+}
+
 const NVIDIA: u16 = 0x10de;
 const AMD: u16 = 0x1002;
 /// GB10 (DGX Spark) has neither dma-buf export of GPU memory nor nvidia-peermem, since its GPU has no
@@ -91,8 +102,8 @@ impl Host {
             _ => &[],
         };
         match wanted.iter().find(|name| is_loaded(name)) {
-            Some(module) => Gdr::new(Possible, format!("module {module} is loaded; not probed")),
-            None => Gdr::new(Unknown, "not probed"),
+            Some(module) => Gdr::new(Possible, format!("module {module} is loaded; {NOT_PROBED}")),
+            None => Gdr::new(Unknown, NOT_PROBED),
         }
     }
 }

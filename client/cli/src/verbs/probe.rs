@@ -18,7 +18,9 @@ pub(crate) fn run(global: &Global, options: &Probe) -> anyhow::Result<Outcome> {
     let nothing = if options.known { "nothing has been probed" } else { "no NIC with an active port was found" };
     output::print(global.format, || as_json(&pairs), || as_text(&pairs, nothing))?;
     let has_failed = pairs.iter().any(|pair| pair.state == "failed");
-    Ok(if has_failed { Outcome::Failed } else { Outcome::Done })
+    // Asked for a proof, and there is none.
+    let has_none = !options.known && pairs.iter().all(|pair| pair.state == "not-tried");
+    Ok(if has_failed || has_none { Outcome::Failed } else { Outcome::Done })
 }
 
 /// `gpu` is null for a host buffer.

@@ -163,13 +163,13 @@ impl host_server::Host for Host {
 }
 
 impl Host {
-    /// What earlier probes found of what is asked for.
+    /// What earlier probes found of what is asked for, and what they could not try.
     fn known(&self, asked: &v1::ProbeRequest) -> Vec<v1::ProbedPair> {
         let view = self.topology.current();
         let host = &view.snapshot().host;
         let gpu = host.find_gpu(&asked.gpu).and_then(|id| host.gpu(id)).map_or(asked.gpu.as_str(), |gpu| &gpu.name);
         let is_asked = |asked: &str, name: &str| asked.is_empty() || asked == name;
-        let probed = self.topology.probed().into_iter();
+        let probed = self.topology.probed().into_iter().chain(self.topology.untried());
         probed.filter(|found| is_asked(gpu, &found.gpu) && is_asked(&asked.hca, &found.hca)).map(pair).collect()
     }
 }
