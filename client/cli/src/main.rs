@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use crate::args::{Arguments, Verb};
+use crate::args::{Arguments, Format, Verb};
 use crate::deferred::Deferred;
 use crate::exit::{Outcome, UsageError};
 
@@ -33,6 +33,12 @@ fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let Arguments { global, verb } = arguments;
     if global.format.is_picture() && !matches!(verb, Verb::Topo(_)) {
         return Err(UsageError("--format tree, svg and dot are of gdrctl topo".to_owned()).into());
+    }
+    if global.format == Format::Json && matches!(verb, Verb::Completions(_) | Verb::Man(_)) {
+        return Err(UsageError(
+            "--format json is not of completions and man, which have a form of their own".to_owned(),
+        )
+        .into());
     }
     match verb {
         Verb::Topo(Deferred(topo)) => verbs::topo::run(&global, &topo),

@@ -245,6 +245,20 @@ fn a_reader_that_leaves_early_is_no_failure() {
 }
 
 #[test]
+fn what_has_a_form_of_its_own_refuses_another() {
+    let folder = tempfile::tempdir().expect("a folder for manual pages");
+    let folder = folder.path().join("pages");
+    let exports = ["nccl-topo", "mooncake", "profile"].map(|what| vec!["export", what, "--input", "dgx-a100"]);
+    let others = [vec!["completions", "bash"], vec!["man", folder.to_str().expect("a plain path")]];
+    for verb in exports.into_iter().chain(others) {
+        let output = gdrctl(&[&verb[..], &["--format", "json"]].concat());
+        assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""), "{verb:?}");
+        assert!(text(&output.stderr).contains("form of their own"), "{verb:?}: {}", text(&output.stderr));
+    }
+    assert!(!folder.exists());
+}
+
+#[test]
 fn completions_and_manual_pages_name_every_verb() {
     let help = text(&gdrctl(&["--help"]).stdout);
     for shell in ["bash", "zsh", "fish"] {

@@ -27,7 +27,9 @@ impl Session {
         }
         if adopted.memories.len() != asked {
             let got = adopted.memories.len();
-            return Err(ClientError::protocol(format!("{got} pieces of memory were adopted of {asked}")));
+            return Err(ClientError::protocol(format!(
+                "{asked} pieces of memory were to be adopted, and {got} are said to be"
+            )));
         }
         Ok(adopted.memories)
     }

@@ -53,7 +53,10 @@ pub(super) fn plan_range(index: usize, asked: &RangeRequest, memory: &Known) -> 
     let end = offset.checked_add(len_bytes).filter(|end| len_bytes > 0 && *end <= memory.len_bytes);
     let Some(end) = end else {
         let whole = memory.len_bytes;
-        let problem = format!("range {index}: {len_bytes} bytes at offset {offset} of a memory of {whole} bytes");
+        let problem = match len_bytes {
+            0 => format!("range {index} has no bytes; a range has at least one"),
+            _ => format!("range {index} is {len_bytes} bytes at offset {offset}, and its memory ends at {whole}"),
+        };
         return Err(EngineError::BadArgument { what: "ranges", problem });
     };
     let page = memory.page_bytes;

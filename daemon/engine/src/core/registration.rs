@@ -108,7 +108,7 @@ impl Core {
         let cache = &self.settings.cache;
         let (asked, most) = (request.ranges.len(), cache.max_ranges_per_call);
         if asked == 0 || asked > most as usize {
-            return bad("ranges", format!("{asked} is not within 1 to {most}"));
+            return bad("ranges", format!("there are {asked}, and a call takes 1 to {most}; make several calls"));
         }
         let access = request.access;
         if (access.remote_write || access.remote_atomic) && !access.local_write {

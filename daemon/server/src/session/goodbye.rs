@@ -33,10 +33,10 @@ pub(crate) enum SessionEnd {
         limit_bytes: usize,
     },
     /// fds on a message that takes none.
-    #[error("fds came with a message that takes none")]
+    #[error("fds came with a message that takes none; only ProveGpus and Adopt take some")]
     UnexpectedFds,
     /// More fds than are taken (MSG_CTRUNC).
-    #[error("more than {limit} fds came with one message")]
+    #[error("more than {limit} fds came with one message; send them in several")]
     TooManyFds {
         /// Most that are taken.
         limit: usize,
