@@ -114,7 +114,8 @@ Example:
     /// Propose sets of GPUs and NICs for a job
     #[command(after_help = "Examples:
   gdrctl place --gpus 4
-  gdrctl place --gpus 2 --exclude GPU0,GPU1 --format json")]
+  gdrctl place --gpus 2 --exclude GPU0,GPU1 --format json
+  gdrctl place --gpus 8 --exclusive")]
     Place(Deferred<Place>),
     /// List the leased buffers: your own, or all as root or gdrd-admin
     #[command(after_help = "Examples:
@@ -337,6 +338,9 @@ pub(crate) struct Place {
     /// All must be on one NUMA node that is known
     #[arg(long)]
     pub(crate) same_numa: bool,
+    /// Only GPUs and NICs on which nobody holds a lease, a registration or a queue pair of the daemon
+    #[arg(long, conflicts_with_all = ["input", "gpu_ids"])]
+    pub(crate) exclusive: bool,
     /// Most sets to propose
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) max_results: u32,

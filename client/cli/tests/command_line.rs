@@ -178,6 +178,7 @@ fn exit_codes_tell_usage_from_an_absent_daemon() {
     assert_eq!(code(&["plan", "--input", "dgx-a100", "--max-level", "FAR"]), Some(2));
     assert_eq!(code(&["explain", "GPU99", "--input", "dgx-a100"]), Some(2));
     assert_eq!(code(&["place", "--gpus", "0", "--input", "dgx-a100"]), Some(2));
+    assert_eq!(code(&["place", "--gpus", "1", "--exclusive", "--input", "dgx-a100"]), Some(2), "only a daemon knows");
     assert_eq!(code(&["path", "GPU0", "GPU99", "--input", "dgx-a100"]), Some(2));
     assert_eq!(code(&["plan", "--format", "svg", "--input", "dgx-a100"]), Some(2));
     assert_eq!(code(&["export", "mooncake", "--rank", "0", "--input", "dgx-a100"]), Some(2));

@@ -20,6 +20,7 @@ mod engine;
 mod error;
 mod gpu_memory;
 mod ids;
+mod in_use;
 mod journal;
 mod keep;
 mod lease;
@@ -51,6 +52,7 @@ pub use gpu_memory::{BufferBytes, GpuMemoryUse};
 pub use ids::{
     DeviceNumber, Generation, LeaseId, MemoryId, QueuePairId, RegistrationId, RemoteKey, SessionId, SlotId, Token,
 };
+pub use in_use::InUse;
 pub use keep::{Continuity, Keeper, Name, NotAName, Watch};
 pub use lease::{
     AcquireRequest, LeaseEvent, LeaseEventKind, LeaseGrant, LeaseInfo, LeasePage, LeaseState, MemoryKind, MemoryPlace,

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use gdrd_proto::v1::acquire_request::Memory;
 use gdrd_proto::v1::buffers_client::BuffersClient;
+use gdrd_proto::v1::topology_client::TopologyClient;
 use gdrd_proto::v1::{self, answer, call, client_message, daemon_message};
 use gdrd_server::ServerLimits;
 use support::{RawSession, TestServer, Tracer, reason, with_token};
@@ -84,6 +85,35 @@ async fn lease_comes_whole_in_one_packet_and_goes_by_another() {
     released(&session, 2);
     ask(&session, 3, release_of(lease.lease_id));
     assert_eq!(refused(&session, 3).reason, "LEASE_UNKNOWN");
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exclusive_placement_leaves_out_what_others_hold_until_they_release_it() {
+    let server = TestServer::start();
+    let (session, _welcome) = server.welcomed();
+    let mut topology = TopologyClient::new(server.channel().await);
+    let mut place = async |gpus, exclusive| {
+        let request = v1::PlaceRequest { gpus, exclusive, max_results: 64, ..Default::default() };
+        topology.place(request).await.expect("open to all").into_inner()
+    };
+    let before = place(1, true).await;
+    assert_eq!(before, place(1, false).await, "nobody holds anything");
+    ask(&session, 1, call::Call::Acquire(on_gpu("GPU0")));
+    let (lease, _memory) = lent(&session, 1);
+    assert_eq!(place(1, false).await, before, "sharing is allowed unless it is not wanted");
+    let alone = place(1, true).await.placements;
+    let nics: Vec<&String> = lease.registrations.iter().map(|registration| &registration.hca).collect();
+    assert_eq!(alone.len(), 7);
+    assert!(!nics.is_empty());
+    assert!(alone.iter().all(|set| !set.gpus.contains(&"GPU0".to_owned())), "{alone:?}");
+    assert!(alone.iter().all(|set| !set.nics.iter().any(|nic| nics.contains(&nic))), "{alone:?}");
+    let none = place(8, true).await;
+    assert!(none.placements.is_empty() && none.reason.ends_with("leased: GPU0"), "{}", none.reason);
+    let mine = Some(release_of(lease.lease_id));
+    send(&session, v1::Call { request_id: 2, ack_delivery_id: lease.delivery_id, call: mine, timeout_ms: 0 });
+    released(&session, 2);
+    assert_eq!(place(1, true).await, before);
     server.stop().await;
 }
 

@@ -53,6 +53,7 @@ fn view(global: &Global, options: &Place) -> anyhow::Result<View> {
         nvlink: options.nvlink,
         same_switch: options.same_switch,
         same_numa: options.same_numa,
+        exclusive: options.exclusive,
     };
     match source::ask(global, async |client| client.place(request.clone()).await)? {
         Some(answer) => Ok(of_daemon(answer)),
@@ -69,15 +70,14 @@ fn own(snapshot: &Snapshot, options: &Place) -> Result<View, TopologyError> {
         gpus,
         nics: options.nics.map_or_else(|| default_nics(&plan, gpus), count),
         busy_gpus: options.exclude.clone(),
-        // Only a daemon has drained any.
-        drained_gpus: Vec::new(),
-        lost_gpus: Vec::new(),
         busy_nics: options.exclude_nics.clone(),
         planned: planned(&plan),
         nvlink: options.nvlink,
         same_switch: options.same_switch,
         same_numa: options.same_numa,
         max_sets: count(options.max_results),
+        // Only a daemon has drained or lent any.
+        ..PlaceRequest::default()
     };
     let found = place(snapshot, &plan_options, &request)?;
     let placements = found.sets.into_iter().map(|set| Placement {
@@ -131,6 +131,7 @@ mod tests {
             nvlink: false,
             same_switch: false,
             same_numa: false,
+            exclusive: false,
             max_results: 8,
             input: Input::default(),
         };

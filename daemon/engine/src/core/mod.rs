@@ -26,6 +26,7 @@ mod effect;
 mod fault;
 mod holders;
 mod host;
+mod in_use;
 mod input;
 mod journaling;
 mod lease;

@@ -11,6 +11,7 @@ use super::{Runtime, lock};
 use crate::core::{Input, Seen};
 use crate::error::EngineError;
 use crate::ids::{DeviceNumber, LeaseId, QueuePairId, SessionId};
+use crate::in_use::InUse;
 use crate::lease::{LeaseEvent, LeaseInfo, LeasePage};
 use crate::peer::TenantKey;
 use crate::plan::HostPlan;
@@ -36,6 +37,10 @@ impl Runtime {
             Seen::All => Ok(()),
             Seen::Tenant(_) => Err(EngineError::NotAdmin { what }),
         }
+    }
+
+    pub(crate) fn in_use(&self) -> InUse {
+        self.state().core.in_use()
     }
 
     pub(crate) fn lease_with_keys(&self, session: SessionId, lease: LeaseId) -> Result<LeaseInfo, EngineError> {

@@ -3,6 +3,7 @@
 mod dma_bufs;
 mod drains;
 mod faults;
+mod in_use;
 mod isolation;
 mod queue_pairs;
 mod registrations;

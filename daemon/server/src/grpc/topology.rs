@@ -4,10 +4,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt};
-use gdrd_engine::Engine;
+use gdrd_engine::{Engine, InUse};
 use gdrd_proto::v1::{self, topology_server};
 use gdrd_topology::TopologyError;
 use gdrd_topology::advise::{Destination, advise_path};
+use gdrd_topology::model::Host;
 use gdrd_topology::place::{PlaceRequest, PlaceSet, default_nics, place, planned};
 use gdrd_topology::plan::contract::{GpuPlan, NicPlan, PairPlan, Plan};
 use gdrd_topology::plan::explain;
@@ -110,13 +111,14 @@ impl topology_server::Topology for TopologyService {
 
     async fn place(&self, request: Request<v1::PlaceRequest>) -> Result<Response<v1::PlaceResponse>, Status> {
         let view = self.topology.current();
-        let mut request = place_request(request.into_inner(), view.plan())?;
-        request.lost_gpus = self.engine.lost_gpus();
-        request.lost_gpus.retain(|gpu| view.snapshot().host.find_gpu(gpu).is_some());
-        let options = self.topology.clone();
+        let request = request.into_inner();
+        let exclusive = request.exclusive;
+        let mut request = place_request(request, view.plan())?;
+        let (options, engine) = (self.topology.clone(), self.engine.clone());
         // Scoring every set of a large host takes a while, and anyone may ask.
         let turn = Arc::clone(&self.placing).acquire_owned().await.map_err(|_| stopping())?;
         let answer = tokio::task::spawn_blocking(move || {
+            leave_out(&engine, exclusive, &view.snapshot().host, &mut request);
             let placed = place(view.snapshot(), options.options(), &request);
             drop(turn);
             placed.map(|placement| (view.generation(), placement))
@@ -156,6 +158,19 @@ fn place_request(request: v1::PlaceRequest, plan: &Plan) -> Result<PlaceRequest,
         max_sets: count("max_results", max_sets)?,
         ..PlaceRequest::default()
     })
+}
+
+/// Leaves out what the engine cannot lend, and what it has lent where devices are wanted that nobody uses. The engine may know
+/// devices that this snapshot does not have.
+fn leave_out(engine: &Engine, exclusive: bool, host: &Host, request: &mut PlaceRequest) {
+    request.lost_gpus = engine.lost_gpus();
+    request.lost_gpus.retain(|gpu| host.find_gpu(gpu).is_some());
+    if exclusive {
+        let InUse { gpus, hcas } = engine.in_use();
+        let is_told = |gpu: &String| request.lost_gpus.contains(gpu) || request.drained_gpus.contains(gpu);
+        request.leased_gpus = gpus.into_iter().filter(|gpu| host.find_gpu(gpu).is_some() && !is_told(gpu)).collect();
+        request.leased_nics = hcas.into_iter().filter(|hca| host.find_hca(hca).is_some()).collect();
+    }
 }
 
 fn stopping() -> Status {

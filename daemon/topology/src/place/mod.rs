@@ -41,6 +41,13 @@ pub struct PlaceRequest {
     pub lost_gpus: Vec<String>,
     /// NICs that are taken, by name or address.
     pub busy_nics: Vec<String>,
+    /// GPUs on which others hold something, by name, uuid or address, where the devices of a set shall be nobody else's: as good as
+    /// taken, with a reason of their own.
+    #[serde(default)]
+    pub leased_gpus: Vec<String>,
+    /// NICs likewise, by name or address.
+    #[serde(default)]
+    pub leased_nics: Vec<String>,
     /// NICs that the plan gives each GPU, by name: proposed before others that are as near.
     #[serde(default)]
     pub planned: BTreeMap<String, Vec<String>>,
@@ -63,6 +70,8 @@ impl Default for PlaceRequest {
             drained_gpus: Vec::new(),
             lost_gpus: Vec::new(),
             busy_nics: Vec::new(),
+            leased_gpus: Vec::new(),
+            leased_nics: Vec::new(),
             planned: BTreeMap::new(),
             nvlink: false,
             same_switch: false,
@@ -149,7 +158,8 @@ fn unknown(what: &'static str, name: &str) -> TopologyError {
 }
 
 fn free_gpus(host: &Host, request: &PlaceRequest) -> Result<Vec<GpuId>, TopologyError> {
-    let busy = request.busy_gpus.iter().chain(&request.drained_gpus).chain(&request.lost_gpus);
+    let out_of_use = request.drained_gpus.iter().chain(&request.lost_gpus).chain(&request.leased_gpus);
+    let busy = request.busy_gpus.iter().chain(out_of_use);
     let busy = busy.map(|name| host.find_gpu(name).ok_or_else(|| unknown("GPU", name)));
     let busy = busy.collect::<Result<Vec<_>, _>>()?;
     let all = (0..host.gpus.len()).map(GpuId);
@@ -157,7 +167,8 @@ fn free_gpus(host: &Host, request: &PlaceRequest) -> Result<Vec<GpuId>, Topology
 }
 
 fn free_nics(host: &Host, options: &PlanOptions, request: &PlaceRequest) -> Result<Vec<HcaId>, TopologyError> {
-    let busy = request.busy_nics.iter().map(|name| host.find_hca(name).ok_or_else(|| unknown("NIC", name)));
+    let busy = request.busy_nics.iter().chain(&request.leased_nics);
+    let busy = busy.map(|name| host.find_hca(name).ok_or_else(|| unknown("NIC", name)));
     let busy = busy.collect::<Result<Vec<_>, _>>()?;
     if request.nics == 0 {
         return Ok(Vec::new());
@@ -166,11 +177,14 @@ fn free_nics(host: &Host, options: &PlanOptions, request: &PlaceRequest) -> Resu
     Ok(usable.filter(|nic| !busy.contains(nic)).take(MAX_NICS).collect())
 }
 
-/// GPUs that nobody holds and that are not free, for the end of a sentence.
+/// GPUs that the caller did not name and that are not free, for the end of a sentence.
 fn out_of_use(request: &PlaceRequest) -> String {
-    let told = [("drained", &request.drained_gpus), ("lost", &request.lost_gpus)];
-    let told = told.into_iter().filter(|(_, gpus)| !gpus.is_empty());
-    told.map(|(state, gpus)| format!("; {state}: {}", gpus.join(", "))).collect()
+    told([("drained", &request.drained_gpus), ("lost", &request.lost_gpus), ("leased", &request.leased_gpus)])
+}
+
+fn told<const N: usize>(states: [(&str, &Vec<String>); N]) -> String {
+    let some = states.into_iter().filter(|(_, names)| !names.is_empty());
+    some.map(|(state, names)| format!("; {state}: {}", names.join(", "))).collect()
 }
 
 fn shortage(host: &Host, request: &PlaceRequest, gpus: usize, nics: usize) -> Option<String> {
@@ -178,6 +192,8 @@ fn shortage(host: &Host, request: &PlaceRequest, gpus: usize, nics: usize) -> Op
         let (wanted, why) = (counted(request.gpus, "GPU"), out_of_use(request));
         return Some(format!("{wanted} wanted, {gpus} of {} free{why}", host.gpus.len()));
     }
-    (nics < request.nics)
-        .then(|| format!("{} wanted, {nics} of {} free and usable", counted(request.nics, "NIC"), host.hcas.len()))
+    (nics < request.nics).then(|| {
+        let (wanted, why) = (counted(request.nics, "NIC"), told([("leased", &request.leased_nics)]));
+        format!("{wanted} wanted, {nics} of {} free and usable{why}", host.hcas.len())
+    })
 }
