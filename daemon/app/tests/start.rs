@@ -35,12 +35,16 @@ fn daemon_starts_over_the_sockets_of_one_that_was_killed() {
 #[test]
 fn what_was_probed_is_known_to_the_next_daemon_and_to_none_of_another_host() {
     let stage = Stage::new();
+    let (config, own) = (stage.path("gdrd.toml"), rustix::process::geteuid().as_raw());
+    std::fs::write(&config, format!("[policy]\nadmins = [\"uid:{own}\"]\n")).expect("written");
+    let config = config.to_string_lossy();
+    let start = |profile| stage.start(stage.command(&["--sim", profile, "--config", &config]));
     let probe = |known| {
         let path = stage.runtime_dir().join("gdrd.sock");
         block_on(async move {
             let request = v1::ProbeRequest { hca: "mlx5_0".to_owned(), known, ..Default::default() };
             let pairs = HostClient::new(channel(path).await).probe(request).await;
-            pairs.expect("the daemon's own user may").into_inner().pairs
+            pairs.expect("an administrator may").into_inner().pairs
         })
     };
     let end = |daemon: support::Daemon| {
@@ -49,15 +53,15 @@ fn what_was_probed_is_known_to_the_next_daemon_and_to_none_of_another_host() {
         // It has said that it is stopping.
         stage.heard();
     };
-    let first = stage.start_simulated();
+    let first = start("dgx-a100");
     assert_eq!(probe(true), []);
     let found = probe(false);
     assert!(found.len() > 1 && found.iter().all(|pair| pair.state == "proven"), "{found:?}");
     end(first);
-    let second = stage.start_simulated();
+    let second = start("dgx-a100");
     assert_eq!(probe(true), found);
     end(second);
-    let _other = stage.start(stage.command(&["--sim", "two-socket-2gpu"]));
+    let _other = start("two-socket-2gpu");
     assert_eq!(probe(true), []);
 }
 

@@ -267,7 +267,10 @@ async fn session_that_ends_takes_its_waiting_calls_along() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn freed_memory_is_told_again_only_after_the_client_let_go_of_the_last() {
-    let server = TestServer::start();
+    let own = rustix::process::geteuid().as_raw();
+    let mut policy = gdrd_engine::Policy::new(own, None, None);
+    policy.admins = vec![gdrd_engine::Subject::Uid(own)];
+    let server = TestServer::with_policy(policy, gdrd_engine::EngineConfig::default());
     let (session, welcome) = server.welcomed();
     let id = gdrd_engine::SessionId(welcome.session_id);
     let mut acknowledged = 0;
