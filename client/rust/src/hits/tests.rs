@@ -1,5 +1,6 @@
 //! The whole cache, against a naive map, against threads, and against the faults that others have reported.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -58,6 +59,52 @@ fn freed_and_used_again_an_address_is_a_miss() {
     assert_eq!(cache.get(0x1000, 16).unwrap().payload(), Some("second"));
     assert!(cache.remove(first).is_empty(), "an old name removes nothing new");
     assert_eq!(cache.len(), 1);
+}
+
+thread_local! {
+    /// What a driver does that calls back into the cache, as one whose frees are hooked.
+    static CALLED_BACK: RefCell<Option<Arc<HitCache<u32>>>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn asking_what_is_at_an_address_holds_no_lock_of_the_cache() {
+    // ofiwg/libfabric#9003: hook, CUDA and cache lock in two orders.
+    let (cache, _page) = cache(8);
+    let cache = Arc::new(cache.identified_by(|_| {
+        let cache = CALLED_BACK.with_borrow(Clone::clone)?;
+        // Hangs if the lock is held.
+        let parted = cache.remove_within(0x8000, 0x1000);
+        assert_eq!(cache.insert(region(0x8000, 0x1000), 2).map(|inserted| inserted.parted), Ok(Vec::new()));
+        Some(1 + parted.len() as u64)
+    }));
+    let _ = cache.insert(Region { identity: 1, ..region(0x1000, 0x1000) }, 1).unwrap();
+    CALLED_BACK.set(Some(Arc::clone(&cache)));
+    assert!(cache.get(0x1000, 16).is_some(), "the same memory");
+    assert!(cache.get(0x1000, 16).is_none(), "other memory: its entry parts, which takes the lock");
+    assert!(cache.get(0x8000, 16).is_some());
+    CALLED_BACK.set(None);
+}
+
+#[test]
+fn a_forked_child_finds_adds_and_ends_nothing_whoever_had_the_lock() {
+    let (cache, _page) = cache(8);
+    let payload = Arc::new(());
+    let entry = cache.insert(region(0x1000, 0x1000), Arc::clone(&payload)).unwrap().entry;
+    assert!(cache.get(0x1000, 16).is_some());
+    // As the kernel does for a child.
+    cache.mark.wipe();
+    let is_empty = || {
+        assert!(cache.get(0x1000, 16).is_none(), "the slot is the parent's");
+        let refused = cache.insert(region(0x8000, 0x1000), Arc::clone(&payload)).map(|inserted| inserted.entry);
+        assert!(matches!(refused, Err(NotInserted::Forked(_))), "{refused:?}");
+        assert_eq!((cache.remove(entry).len(), cache.remove_within(0, u64::MAX).len()), (0, 0));
+        assert!(cache.is_empty());
+    };
+    is_empty();
+    assert_eq!(Arc::strong_count(&payload), 2, "what the parent registered stays");
+    // A thread that the child does not have may have been in the cache at the fork.
+    let _held = cache.writer();
+    is_empty();
 }
 
 /// Number of the allocation that a test says is at every address.

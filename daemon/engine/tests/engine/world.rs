@@ -103,6 +103,11 @@ pub(crate) fn request(gpu: &str, size_bytes: u64) -> AcquireRequest {
     }
 }
 
+/// Two GPUs and three HCAs.
+pub(crate) fn spec() -> SimSpec {
+    SimSpec { gpus: vec![gpu(0), gpu(1)], hcas: vec![hca(0), hca(1), hca(2)] }
+}
+
 impl World {
     pub(crate) fn new() -> Self {
         Self::with(config())
@@ -117,8 +122,7 @@ impl World {
     }
 
     pub(crate) fn planned(config: EngineConfig, hcas: Vec<SimHca>, plan: HostPlan) -> Self {
-        let spec = SimSpec { gpus: vec![gpu(0), gpu(1)], hcas };
-        let sim = SimHost::with_options(spec, SimOptions::default()).expect("the host is sound");
+        let sim = SimHost::with_options(SimSpec { hcas, ..spec() }, SimOptions::default()).expect("the host is sound");
         let engine = Engine::start(config, hardware(&sim, plan)).expect("the engine starts");
         Self { sim, engine }
     }

@@ -37,7 +37,7 @@ pub const MAX_DELAY: Duration = Duration::from_secs(60);
 ///
 /// Calls: `register`, `deregister`, `alloc-pd`, `create-cq`, `create-qp`, `connect`, `completion` (delay only)
 /// on HCAs; `allocate`, `scrub` on GPUs. Errors: `enomem`, `einval`, `eopnotsupp`, `enodev`, `eio`, `eagain`,
-/// `ebusy`, `eperm`. An HCA whose call fails with `enodev` is gone with it, as by `fatal`; `eio` is of that call alone. A later rule for the same call and target acts only once earlier ones are used up.
+/// `ebusy`, `eperm`, `emfile`, `efault`, `enotsupp` (524). An HCA whose call fails with `enodev` is gone with it, as by `fatal`; `eio` is of that call alone. A later rule for the same call and target acts only once earlier ones are used up.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FaultScript {
     /// Rules in the order of the text.

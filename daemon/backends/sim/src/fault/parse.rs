@@ -178,7 +178,8 @@ fn parse_cost(what: &mut Words<'_>) -> Result<Effect, String> {
 }
 
 fn parse_errno(word: &str) -> Result<i32, String> {
-    const ERRORS: [(&str, Errno); 9] = [
+    // ENOTSUPP is the kernel's own (include/linux/errno.h): some drivers let it through.
+    const ERRORS: [(&str, Errno); 11] = [
         ("enomem", Errno::NOMEM),
         ("einval", Errno::INVAL),
         ("eopnotsupp", Errno::OPNOTSUPP),
@@ -188,6 +189,8 @@ fn parse_errno(word: &str) -> Result<i32, String> {
         ("ebusy", Errno::BUSY),
         ("eperm", Errno::PERM),
         ("emfile", Errno::MFILE),
+        ("efault", Errno::FAULT),
+        ("enotsupp", Errno::from_raw_os_error(524)),
     ];
     let found = ERRORS.iter().find(|(name, _)| *name == word);
     found.map(|(_, errno)| errno.raw_os_error()).ok_or_else(|| {
