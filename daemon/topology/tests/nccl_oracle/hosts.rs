@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use gdrd_topology::level::Level;
-use gdrd_topology::model::{GpuId, HcaId, HcaOrigin, Host, PciFunction, PortState, Upstream};
+use gdrd_topology::model::{HcaOrigin, Host, PciFunction, PortState, Upstream};
 use roxmltree::Node as Xml;
 
+use crate::common::tables::Table as Matrix;
 use crate::rules::{Graph, Kind, Node, Path, Table, cpu_bw, pci_bw};
 
 fn number(node: Xml<'_, '_>, name: &str) -> u64 {
@@ -170,21 +170,29 @@ impl OfTree<'_> {
     }
 }
 
-/// A table of levels alone, as nvidia-smi prints it: all links and ports alike.
-pub(crate) fn of_levels(host: &Host) -> Table {
-    let path = |gpu: usize, hca: usize| {
-        let kind = match host.gpu_hca_level(GpuId(gpu), HcaId(hca))? {
-            Level::Same | Level::NvLink(_) => Kind::Loc,
-            Level::Pix => Kind::Pix,
-            Level::Pxb => Kind::Pxb,
-            Level::Phb | Level::Node => Kind::Phb,
-            Level::Sys => Kind::Sys,
+/// A table of levels alone, as nvidia-smi prints it, from its own cells: all links and ports alike. A GPU without a row of its
+/// own has the cells of the NICs' rows.
+pub(crate) fn of_matrix(matrix: &Matrix) -> Table {
+    let column = |name: &str| matrix.columns.iter().position(|column| column == name);
+    let cell = |row: &str, at: &str| {
+        let row = matrix.rows.iter().find(|known| known.name == row)?;
+        row.cells.get(column(at)?).map(String::as_str)
+    };
+    let path = |gpu: &str, nic: &str| {
+        let kind = match cell(gpu, nic).or_else(|| cell(nic, gpu))? {
+            "PIX" => Kind::Pix,
+            "PXB" => Kind::Pxb,
+            "PHB" | "NODE" => Kind::Phb,
+            "SYS" => Kind::Sys,
+            other => panic!("{gpu} {nic}: {other}"),
         };
         Some(Path { hops: 0, bw: 1.0, kind })
     };
+    let (gpus, nics): (Vec<&String>, Vec<&String>) = matrix.columns.iter().partition(|name| name.starts_with("GPU"));
+    let row = |gpu: &String| nics.iter().map(|nic| path(gpu, nic)).collect();
     Table {
-        nets: host.hcas.iter().map(|hca| hca.name.clone()).collect(),
-        port_bw: vec![1.0; host.hcas.len()],
-        gpus: (0..host.gpus.len()).map(|gpu| (gpu, (0..host.hcas.len()).map(|hca| path(gpu, hca)).collect())).collect(),
+        nets: matrix.nics.clone(),
+        port_bw: vec![1.0; nics.len()],
+        gpus: gpus.iter().enumerate().map(|(place, gpu)| (place, row(gpu))).collect(),
     }
 }

@@ -1,6 +1,7 @@
 //! Our pairs against NCCL's own choice, on every captured machine: never farther, never narrower, never fewer NICs.
 //!
-//! The oracle (`rules`) shares no code with gdrd-topology's levels and pairing. It is first held against what NCCL
+//! The oracle (`rules`) shares no code with gdrd-topology's levels and pairing: of a captured tree it takes functions and what is
+//! above each, of texts their own words. It is first held against what NCCL
 //! itself logged in public threads (`logged`), then our pairs are held against it (here).
 #![allow(
     clippy::panic,
@@ -86,7 +87,10 @@ fn worse(table: &Table, our: impl Fn(usize) -> Vec<String>) -> Vec<String> {
         (own, other) => own.is_none() && other.is_some(),
     };
     let told = |gpu: usize| {
-        let one = |shares: &Shares| format!("{:?} {:?}", shares.nets[&gpu], shares.lot(table, gpu));
+        let one = |shares: &Shares| {
+            let lot = shares.lot(table, gpu).map(|lot| format!("{:?} at {}, {}: ", lot.kind, lot.bw, lot.nics));
+            format!("{}{}", lot.unwrap_or_default(), shares.nets[&gpu].join(" "))
+        };
         format!("GPU{gpu}: {} against {}", one(&ours), one(&theirs))
     };
     gpus().filter(is_worse).map(told).collect()
@@ -101,18 +105,31 @@ fn assigned(snapshot: &Snapshot) -> BTreeMap<String, Vec<String>> {
     plan.gpus.into_iter().map(by_name).collect()
 }
 
-/// Cases in which our lot may be worse, and why.
-const REASONS: [(&str, &str); 2] =
-    [("lspci-v100-vfs", VIRTUAL_FUNCTIONS), ("r760xa-l40s-1gpu-10nic-vfs", VIRTUAL_FUNCTIONS)];
+/// Cases in which our lot is worse, and why: of which GPUs, and ours against theirs. Ours is as near and as wide, of fewer NICs.
+const EXCUSED: [Excused; 2] = [
+    Excused { case: "lspci-v100-vfs", gpus: &V100_VFS, why: VIRTUAL_FUNCTIONS },
+    Excused { case: "r760xa-l40s-1gpu-10nic-vfs", gpus: &R760XA, why: VIRTUAL_FUNCTIONS },
+];
+struct Excused {
+    case: &'static str,
+    gpus: &'static [&'static str],
+    why: &'static str,
+}
+/// Three GPUs for two physical functions, so the first two share one; to NCCL six virtual functions are as good.
+const V100_VFS: [&str; 2] = [
+    "GPU0: Pix at 6.25, 0.5: mlx5_0 against Pix at 6.25, 3: mlx5_0 mlx5_2 mlx5_3 mlx5_4",
+    "GPU1: Pix at 6.25, 0.5: mlx5_0 against Pix at 6.25, 3: mlx5_1 mlx5_5 mlx5_6 mlx5_7",
+];
+const R760XA: [&str; 1] = ["GPU0: Phb at 1, 2: mlx5_0 mlx5_1 against Phb at 1, 10: \
+    mlx5_0 mlx5_1 mlx5_2 mlx5_3 mlx5_4 mlx5_5 mlx5_6 mlx5_7 mlx5_8 mlx5_9"];
 const VIRTUAL_FUNCTIONS: &str = "NCCL takes virtual functions beside their physical one for NICs of their own, though they share \
                                  its wire (NVIDIA/nccl#687, #748): we leave them out";
 
 fn assert_none_is_worse(case: &str, table: &Table, our: impl Fn(usize) -> Vec<String>) {
     let found = worse(table, &our);
-    match REASONS.iter().find(|(known, _)| *known == case) {
-        Some((_, reason)) => assert!(!found.is_empty(), "{case} is no longer worse: {reason}"),
-        None => assert!(found.is_empty(), "{case}: {found:#?}"),
-    }
+    let excused = EXCUSED.iter().find(|excused| excused.case == case);
+    let (known, why) = excused.map_or((&[][..], "nothing excuses it"), |excused| (excused.gpus, excused.why));
+    assert_eq!(found, known, "{case}: {why}");
 }
 
 #[test]
@@ -161,9 +178,9 @@ fn on_every_host_known_by_its_tree_our_pairs_are_no_worse() {
 fn on_every_host_known_by_its_matrix_our_pairs_are_no_worse() {
     let mut compared = 0;
     for (name, lines) in sections(&case_text("topo-m.tables")) {
-        let snapshot =
-            read_text(&print(&table(&lines), Form::default()), name.as_ref(), &ReadOptions::default()).unwrap();
-        let table = hosts::of_levels(&snapshot.host);
+        let matrix = table(&lines);
+        let snapshot = read_text(&print(&matrix, Form::default()), name.as_ref(), &ReadOptions::default()).unwrap();
+        let table = hosts::of_matrix(&matrix);
         let ours = plan(&snapshot, &PlanOptions::default());
         assert_none_is_worse(name, &table, |gpu| ours.gpus[gpu].assigned.clone());
         compared += table.gpus.len();
@@ -177,15 +194,15 @@ fn a_worse_choice_is_found() {
     let host = |name: &str| {
         let tables = case_text("topo-m.tables");
         let lines = sections(&tables).into_iter().find(|(known, _)| *known == name).unwrap().1;
-        read_text(&print(&table(&lines), Form::default()), name.as_ref(), &ReadOptions::default()).unwrap()
+        let matrix = table(&lines);
+        let snapshot = read_text(&print(&matrix, Form::default()), name.as_ref(), &ReadOptions::default()).unwrap();
+        (hosts::of_matrix(&matrix), plan(&snapshot, &PlanOptions::default()))
     };
-    let snapshot = host("hgx-h100-8nic-pix");
-    let (levels, ours) = (hosts::of_levels(&snapshot.host), plan(&snapshot, &PlanOptions::default()));
+    let (levels, ours) = host("hgx-h100-8nic-pix");
     assert_eq!(worse(&levels, |gpu| ours.gpus[gpu].assigned.clone()), Vec::<String>::new());
     assert_eq!(worse(&levels, |gpu| ours.gpus[(gpu + 1) % 8].assigned.clone()).len(), 8);
     assert_eq!(worse(&levels, |_| vec!["mlx5_0".to_owned()]).len(), 8);
     assert_eq!(worse(&levels, |gpu| if gpu == 3 { Vec::new() } else { ours.gpus[gpu].assigned.clone() }).len(), 1);
-    let snapshot = host("hgx-18nic-2pix-per-gpu-part");
-    let (levels, ours) = (hosts::of_levels(&snapshot.host), plan(&snapshot, &PlanOptions::default()));
+    let (levels, ours) = host("hgx-18nic-2pix-per-gpu-part");
     assert!(!worse(&levels, |gpu| ours.gpus[gpu].assigned.iter().take(1).cloned().collect()).is_empty());
 }
