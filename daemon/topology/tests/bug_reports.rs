@@ -331,7 +331,21 @@ fn sandboxes_without_parts_of_sys_are_read_as_far_as_they_go() {
     std::fs::remove_dir_all(folder.path().join("sys/bus")).unwrap();
     let snapshot = read_root(folder.path(), &ReadOptions::default()).unwrap();
     assert_eq!(snapshot.host.hcas.len(), 2);
+    assert_eq!(snapshot.host.gpus.len(), 0, "nothing leads to them");
     assert!(snapshot.host.warnings.iter().any(|warning| warning.contains("sys/bus/pci/devices")));
+    // GPUs are found by class/drm, which the driver's display part makes.
+    let drm = folder.path().join("sys/class/drm");
+    std::fs::create_dir_all(&drm).unwrap();
+    for (card, root, gpu) in [(0, "pci0000:10", "0000:10:01.0"), (1, "pci0000:80", "0000:80:01.0")] {
+        let device = folder.path().join(format!("sys/devices/{root}/{gpu}"));
+        std::fs::create_dir_all(device.join(format!("drm/card{card}"))).unwrap();
+        std::os::unix::fs::symlink("../..", device.join(format!("drm/card{card}/device"))).unwrap();
+        let link = format!("../../devices/{root}/{gpu}/drm/card{card}");
+        std::os::unix::fs::symlink(link, drm.join(format!("card{card}"))).unwrap();
+    }
+    let snapshot = read_root(folder.path(), &ReadOptions::default()).unwrap();
+    assert_eq!(level(&snapshot, "GPU0", "mlx5_0"), Some(Level::Node));
+    assert_eq!(level(&snapshot, "GPU1", "mlx5_1"), Some(Level::Node));
 }
 
 /// NVIDIA/nccl#326, NVIDIA/nccl#1519: guests without readable link speed.

@@ -53,6 +53,8 @@ fn gpu_addresses(host: &Host) -> Vec<String> {
 fn dgx_a100_pairs_two_gpus_with_two_nics_of_their_switch_tree() {
     let (host, plan) = planned("dgx-a100-10port", &[]);
     assert_eq!(host.hcas.len(), 10);
+    let numa: Vec<u16> = plan.gpus.iter().map(|gpu| gpu.numa.unwrap().0).collect();
+    assert_eq!(numa, [3, 3, 1, 1, 7, 7, 5, 5]);
     let pairs = [
         (["0000:07:00.0", "0000:0f:00.0"], ["mlx5_0", "mlx5_1"]),
         (["0000:47:00.0", "0000:4e:00.0"], ["mlx5_2", "mlx5_3"]),
@@ -223,6 +225,8 @@ fn rdma_devices_without_pci_function_are_listed_without_level() {
     assert_eq!(host.gpus.len(), 0);
 }
 
+/// nvidia-smi printed SYS for all of them there. We say NODE where the nodes agree: the tree says so, and it is what tells the two
+/// NICs of a GPU's own CPU from the rest.
 #[test]
 fn gpus_and_nics_of_a_gb200_tray_belong_together_by_numa_node() {
     let (host, plan) = planned("gb200", &[]);

@@ -1,11 +1,12 @@
 //! What other software is told: NCCL topology XML, environment variables, Mooncake's matrix.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::export::{Env, env, mooncake_matrix, nccl_topo};
 use gdrd_topology::level::Level;
-use gdrd_topology::model::{GpuId, HcaId, Host, Snapshot};
+use gdrd_topology::model::{GpuId, Hca, HcaId, HcaOrigin, Host, Port, PortState, Snapshot};
 use gdrd_topology::plan::contract::Plan;
 use gdrd_topology::plan::{PlanOptions, plan};
 use gdrd_topology::{profile, read_root, read_stream};
@@ -66,6 +67,13 @@ fn a_topology_for_nccl_reads_back_to_the_same_devices_levels_rates_and_links() {
                 "{name}: GPU{gpu} GPU{other}"
             );
         }
+        let works = |port: &Port| !matches!(port.state, PortState::Down | PortState::Init | PortState::Armed);
+        let can_be_used = |hca: &&Hca| {
+            let is_function = hca.bdf.is_some() && matches!(hca.origin, HcaOrigin::Hardware | HcaOrigin::Assumed);
+            is_function && (hca.ports.is_empty() || hca.ports.iter().any(works))
+        };
+        let of = |host: &Host| host.hcas.iter().filter(can_be_used).filter_map(|hca| hca.bdf).collect::<BTreeSet<_>>();
+        assert_eq!(of(back), of(host), "{name}: no NIC is lost");
         for (nic, hca) in back.hcas.iter().enumerate() {
             let is_it = |id: &HcaId| host.hca(*id).is_some_and(|known| known.bdf == hca.bdf);
             let by_name = host.find_hca(&hca.name).filter(is_it);

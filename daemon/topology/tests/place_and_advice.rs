@@ -1,5 +1,7 @@
 //! Placement and path advice on built-in machines.
 
+use std::collections::BTreeSet;
+
 use gdrd_topology::advise::{Destination, PathKind, advise_path};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::gdr::GdrState;
@@ -138,10 +140,13 @@ fn impossible_requests_and_unknown_devices_are_errors() {
 
 #[test]
 fn a_rack_of_72_gpus_is_placed_from_each_gpu() {
-    let mut text = "gdrd-host-profile 1\nnuma 0\n".to_owned();
+    // Trays of four, each with a node of its own: what shares one is nearer.
+    let mut text = "gdrd-host-profile 1\n".to_owned();
+    (0..18).for_each(|tray| text += &format!("numa {tray}\n"));
     for domain in 0..72 {
+        let tray = domain / 4;
         text += &format!(
-            "pci {domain:04x}:00:00.0 1000:c010 060400 pci{domain:04x}:00 32x16 numa=0\n\
+            "pci {domain:04x}:00:00.0 1000:c010 060400 pci{domain:04x}:00 32x16 numa={tray}\n\
              pci {domain:04x}:01:00.0 10de:2941 030200 {domain:04x}:00:00.0 32x16\n\
              nvlink {domain:04x}:01:00.0 switch 18\n"
         );
@@ -150,6 +155,11 @@ fn a_rack_of_72_gpus_is_placed_from_each_gpu() {
     let answer = placed(&snapshot, PlaceRequest { gpus: 8, nics: 0, nvlink: true, ..PlaceRequest::default() });
     assert_eq!(answer.sets.len(), 8);
     assert!(answer.sets.iter().all(|set| set.gpus.len() == 8 && set.nics.is_empty()));
+    let numa = |gpu: &String| snapshot.host.gpu(snapshot.host.find_gpu(gpu).unwrap()).unwrap().numa.unwrap().0;
+    let trays: BTreeSet<u16> = answer.sets[0].gpus.iter().map(numa).collect();
+    assert_eq!(trays.len(), 2, "eight of two trays before eight of more: {:?}", answer.sets[0]);
+    let four = placed(&snapshot, PlaceRequest { gpus: 4, nics: 0, same_numa: true, ..PlaceRequest::default() });
+    assert!(four.sets.iter().all(|set| set.gpus.iter().map(numa).collect::<BTreeSet<_>>().len() == 1));
 }
 
 #[test]
