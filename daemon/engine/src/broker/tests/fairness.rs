@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gdrd_hal::{Access, Hca, ProtectionDomain, QueuePairConfig, QueuePairType};
 use gdrd_ring::{BrokerRing, ClientRing, Geometry, LocalSpan, RemoteSpan, Status};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::fake::Fake;
 use super::world::{request, write};
@@ -35,6 +36,10 @@ struct Stage {
 
 impl Stage {
     fn new() -> Self {
+        // Thousands of rings are more descriptors than a shell's soft limit of 1024; the daemon asks for as many too.
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = limit.maximum;
+        setrlimit(Resource::Nofile, limit).expect("up to the hard limit");
         let now_ns = Arc::new(AtomicU64::new(0));
         let clock = Arc::clone(&now_ns);
         let clock = Arc::new(move || clock.load(Ordering::Relaxed));
