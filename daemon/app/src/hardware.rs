@@ -300,6 +300,8 @@ pub(crate) fn host_plan(topology: &Topology, machine: &Machine) -> HostPlan {
 
 #[cfg(test)]
 mod tests {
+    use gdrd_topology::source::{SourceKind, Sourced};
+
     use super::*;
 
     #[test]
@@ -310,6 +312,21 @@ mod tests {
             assert_eq!(chosen.sim_profile, name);
             assert!(!chosen.hardware.plan.gpus.is_empty(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_bar1_bounds_registrations_where_it_is_smaller_than_the_memory_and_only_there() {
+        let told = |bar1: Option<u64>, memory: Option<u64>| {
+            let mut snapshot = profile::builtin("dgx-a100").expect("a built-in profile");
+            let fact = |bytes: Option<u64>| bytes.map(|value| Sourced { value, source: SourceKind::Nvml });
+            let gpu = snapshot.host.gpus.iter_mut().find(|gpu| gpu.name == "GPU3").expect("it has eight");
+            (gpu.bar1_bytes, gpu.memory_bytes) = (fact(bar1), fact(memory));
+            small_bar1(&snapshot, "GPU3")
+        };
+        // A T4, and a card whose BAR1 covers all of its memory.
+        assert_eq!(told(Some(256 << 20), Some(15 << 30)), Some(256 << 20));
+        assert_eq!(told(Some(256 << 30), Some(141 << 30)), None);
+        assert_eq!((told(None, Some(15 << 30)), told(Some(256 << 20), None)), (None, None), "not known");
     }
 
     #[test]

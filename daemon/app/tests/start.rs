@@ -247,6 +247,23 @@ fn without_simulation_the_daemon_serves_topology_and_says_why_it_has_no_backend(
 }
 
 #[test]
+fn a_verbs_library_that_cannot_be_loaded_is_named_with_what_to_install_and_the_daemon_serves() {
+    let stage = Stage::new();
+    let library = stage.path("libibverbs.so.1");
+    std::fs::write(&library, "no library").expect("written");
+    let mut command = stage.command(&[]);
+    // Looked at before the machine's own (ld.so(8)).
+    command.env("LD_LIBRARY_PATH", library.parent().expect("a folder"));
+    let _daemon = stage.start(command);
+    let status = stage.status();
+    let verbs = status.backends.iter().find(|backend| backend.name == "verbs").expect("it is told of");
+    assert!(!verbs.present, "{verbs:?}");
+    for words in ["libibverbs.so.1 cannot be loaded", "install rdma-core (libibverbs1, ibverbs-providers)"] {
+        assert!(verbs.reason.contains(words), "{verbs:?}");
+    }
+}
+
+#[test]
 fn host_with_gpus_but_no_backend_shows_them_and_refuses_leases_with_the_reason() {
     let stage = Stage::new();
     let host = gdrd_topology::profile::builtin("dgx-a100").expect("a built-in profile").host;

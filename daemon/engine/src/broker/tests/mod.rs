@@ -7,6 +7,7 @@ pub(crate) mod fake;
 mod gate;
 mod hostile;
 mod operations;
+mod placement;
 mod sleeping;
 mod slots;
 mod world;
