@@ -34,6 +34,8 @@ pub(crate) struct CudaPlace {
     /// Number of the allocation that was there before the memory was exported, or as far back as is known: a later look may
     /// meet another one at the address.
     pub(crate) identity: Result<NonZeroU64, CudaError>,
+    /// The GPU that has it, whose work is waited for.
+    gpu: Option<Arc<Gpu>>,
 }
 
 impl AdoptOptions {
@@ -67,7 +69,7 @@ impl AdoptOptions {
     /// free: a range that is in use by a NIC while it is freed is beyond any check.
     #[must_use]
     pub fn cuda_at(mut self, address: u64) -> Self {
-        self.cuda = Some(CudaPlace { address, identity: buffer_id(address) });
+        self.cuda = Some(CudaPlace { address, identity: buffer_id(address), gpu: Gpu::of(address).ok() });
         self
     }
 
@@ -99,6 +101,8 @@ pub struct AdoptedMemory {
     owned: bool,
 }
 
+    /// Posts from it wait for this one's work.
+    gpu: Option<Arc<Gpu>>,
 impl Session {
     /// Adopts memory.
     ///
@@ -135,7 +139,8 @@ impl Session {
             for (memory, options) in memories.iter_mut().zip(options) {
                 if options.maps {
                     memory.map(options.fd)?;
-                } else if let Some(place) = options.cuda {
+                } else if let Some(mut place) = options.cuda {
+                    memory.is_used_by(place.gpu.take());
                     session.add_cuda(place, memory.size_bytes, memory.name())?;
                 }
             }
@@ -148,7 +153,7 @@ impl Session {
 impl AdoptedMemory {
     fn new(session: &Session, adopted: v1::AdoptedMemory) -> Self {
         let v1::AdoptedMemory { memory_id, size_bytes, kind } = adopted;
-        Self { session: session.clone(), id: memory_id, size_bytes, kind, memory: None, owned: true }
+        Self { session: session.clone(), id: memory_id, size_bytes, kind, memory: None, gpu: None, owned: true }
     }
 
     fn map(&mut self, fd: OwnedFd) -> Result<(), ClientError> {
@@ -161,6 +166,16 @@ impl AdoptedMemory {
     /// Its number.
     #[must_use]
     pub fn id(&self) -> u64 {
+    /// Its registrations are of memory of that GPU.
+    fn is_used_by(&mut self, gpu: Option<Arc<Gpu>>) {
+        if let Some(gpu) = &gpu {
+            let slots = self.session.mappings().gpu_slots();
+            slots.hold(self.name());
+            slots.mapped(self.name(), gpu);
+        }
+        self.gpu = gpu;
+    }
+
         self.id
     }
 
@@ -228,6 +243,9 @@ impl Drop for AdoptedMemory {
         self.session.mappings().forget(self.name());
         if self.owned && self.session.end().is_none() {
             Arc::clone(self.session.parting()).disown(self.id);
+        }
+        if self.gpu.is_some() {
+            self.session.mappings().gpu_slots().part(self.name());
         }
     }
 }

@@ -193,7 +193,7 @@ impl Buffer {
     /// The buffer of an answer. From here on it is held, and dropping it gives it back.
     fn new(lent: Lent, session: Session) -> Self {
         let Lent(lease, memory, live) = lent;
-        Self {
+        let buffer = Self {
             lease_id: lease.lease_id,
             allocation: lease.allocation_id,
             size_bytes: lease.size_bytes,
@@ -206,7 +206,22 @@ impl Buffer {
             device: OnceLock::new(),
             live,
             session,
+        };
+        if buffer.kind == MemoryKind::CudaPosixFd {
+            buffer.session.mappings().gpu_slots().hold(buffer.name());
+            buffer.tell_slots();
         }
+        buffer
+    }
+
+    pub(crate) fn name(&self) -> MemoryName {
+        MemoryName::Lease(self.lease_id)
+    }
+
+    /// Has posts from its registrations wait for its GPU.
+    fn tell_slots(&self) {
+        let slots = self.registrations().map(|registration| (registration.slot(), registration.generation()));
+        self.session.mappings().registered(self.name(), slots);
     }
 
     /// The lease's number.
@@ -302,6 +317,7 @@ impl Buffer {
         let lease = self.session.across_restarts(get).await?;
         let now = (lease.generation, registrations(lease.registrations));
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = now;
+        self.tell_slots();
         Ok(())
     }
 
@@ -396,14 +412,14 @@ impl Buffer {
 
     /// Has ranges of it found by address from now on.
     pub(crate) fn is_mapped_at(&self, address: u64) {
-        self.session.mappings().add(address, self.size_bytes, MemoryName::Lease(self.lease_id));
+        self.session.mappings().add(address, self.size_bytes, self.name());
     }
 
     /// Leaves the mapping to the next buffer of the same memory.
     fn part_with_memory(&mut self) {
         let host_address = self.memory.get().map(Segment::address);
         if let Some(address) = host_address.or_else(|| self.device.get().map(Mapping::device_address)) {
-            self.session.mappings().forget_at(address, MemoryName::Lease(self.lease_id));
+            self.session.mappings().forget_at(address, self.name());
         }
         let host = self.memory.take().map(Kept::Host);
         if let Some(kept) = host.or_else(|| self.device.take().map(Kept::Device)) {
@@ -440,6 +456,9 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         if self.session.is_ours() {
             self.part_with_memory();
+            if self.kind == MemoryKind::CudaPosixFd {
+                self.session.mappings().gpu_slots().part(self.name());
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use gdrd_client_sys::{CudaError, Gpu, Mapping, Stream};
-use gdrd_ring::Operation;
+use gdrd_ring::{Operation, Submission, SubmissionFlags};
 
 use crate::buffer::{Buffer, MemoryKind};
 use crate::bytes::Bytes;
@@ -33,6 +33,7 @@ impl Buffer {
         // Of two threads at once one maps for nothing.
         let mapping = self.device.get_or_init(|| mapping);
         self.is_mapped_at(mapping.device_address());
+        self.session().mappings().gpu_slots().mapped(self.name(), mapping.gpu());
         Ok(mapping)
     }
 
@@ -48,7 +49,9 @@ impl Buffer {
             let (from, to) = (gpu.uuid().to_owned(), self.gpu_uuid().to_owned());
             return Err(CudaError::NoWay { from, to }.into());
         }
-        Ok(Mapping::import(gpu, self.try_clone_fd()?.as_fd(), self.len_bytes())?)
+        let mapping = Mapping::import(gpu, self.try_clone_fd()?.as_fd(), self.len_bytes())?;
+        self.session().mappings().gpu_slots().mapped(self.name(), gpu);
+        Ok(mapping)
     }
 
     fn check_kind(&self) -> Result<(), ClientError> {
@@ -58,8 +61,9 @@ impl Buffer {
         }
     }
 
-    /// Waits until what was queued on `stream` before is done, so that a post from here on sends its result. Without
-    /// it, or [`QueuePair::post_after`], a post may overtake the kernel that writes the bytes.
+    /// Waits until what was queued on `stream` before is done. [`QueuePair::post`] does so by itself for what it sends and
+    /// the default stream; before a read, a receive or an atomic that lands in memory of which queued work still has to be
+    /// done, and before [`QueuePair::post_unordered`], it is the caller's part.
     ///
     /// # Errors
     /// As [`Buffer::device_memory`].
@@ -77,7 +81,7 @@ impl Buffer {
 
 impl QueuePair {
     /// Posts one request that makes a completion, once what was queued on `stream` before is done: for requests that
-    /// send from `buffer`. Blocks until then; [`QueuePair::post`] does not wait.
+    /// send from `buffer`. Blocks until then. [`QueuePair::post`] waits for the default stream in its place.
     ///
     /// # Errors
     /// As [`Buffer::wait_for_stream`] and [`QueuePair::post`].
@@ -89,6 +93,20 @@ impl QueuePair {
         operation: Operation,
     ) -> Result<(), ClientError> {
         buffer.wait_for_stream(stream)?;
-        self.post(wr_id, operation)
+        let submission = Submission { wr_id, flags: SubmissionFlags::SIGNALED, operation };
+        self.post_unordered(&[submission]).map(drop)
+    }
+
+    /// Waits for the default streams of GPUs whose memory these requests send from.
+    pub(crate) fn wait_for_gpus(&self, batch: &[Submission]) -> Result<(), ClientError> {
+        let slots = self.session().mappings().gpu_slots();
+        let mut waited: Vec<Arc<Gpu>> = Vec::new();
+        for gpu in batch.iter().flat_map(|submission| slots.to_wait_for(&submission.operation)) {
+            if !waited.iter().any(|other| other.uuid() == gpu.uuid()) {
+                gpu.wait_for_stream(Stream::DEFAULT)?;
+                waited.push(gpu);
+            }
+        }
+        Ok(())
     }
 }

@@ -43,6 +43,7 @@ mod registration_cache;
 mod remote;
 mod runtime_dir;
 mod session;
+mod stream_order;
 mod topology;
 
 pub use adopted::{AdoptOptions, AdoptedMemory};

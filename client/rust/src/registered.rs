@@ -293,7 +293,7 @@ impl Session {
     ) -> Result<Vec<Registered>, ClientError> {
         let session = self.clone();
         let call = async move {
-            let asked = ranges.len();
+            let memories: Vec<MemoryName> = ranges.iter().map(|range| range.memory).collect();
             let mut request = options.0;
             request.ranges = ranges.into_iter().map(RangeOf::into_message).collect();
             let register = |session: Session| {
@@ -304,11 +304,17 @@ impl Session {
                 }
             };
             let answer = session.across_restarts(register).await?;
-            if answer.ranges.len() != asked {
+            if answer.ranges.len() != memories.len() {
                 return Err(ClientError::protocol("as many registrations came as ranges were not asked for"));
             }
             let parting = session.parting();
-            answer.ranges.into_iter().map(|range| Registered::new(Arc::clone(parting), range)).collect()
+            let registered = |range| Registered::new(Arc::clone(parting), range);
+            let all: Vec<Registered> = answer.ranges.into_iter().map(registered).collect::<Result<_, _>>()?;
+            for (memory, registered) in memories.into_iter().zip(&all) {
+                let slots = registered.parts.iter().map(|part| (part.registration.slot, part.registration.generation));
+                session.mappings().registered(memory, slots);
+            }
+            Ok(all)
         };
         FinishOnDrop::new(self.runtime(), call).await
     }

@@ -18,6 +18,7 @@ use crate::hits::{Hit, HitCache, NotInserted, Region};
 use crate::registered::{ALL, MemoryName, RangeOf, RegisterOptions, Registered};
 use crate::remote::RemoteBuffer;
 use crate::session::Session;
+use crate::stream_order::GpuSlots;
 
 /// Regions that one cache of a session holds.
 const MAX_REGIONS: u32 = 65_536;
@@ -117,6 +118,8 @@ pub(crate) struct Mappings {
     page: Arc<GenerationReader>,
     /// The cache of [`Session::registration`].
     default: RegistrationCache,
+    /// Which registrations are of GPU memory.
+    gpu_slots: GpuSlots,
     state: Mutex<State>,
 }
 
@@ -124,7 +127,16 @@ impl Mappings {
     pub(crate) fn new(page: Arc<GenerationReader>) -> Result<Self, ClientError> {
         let default = RegistrationCache::new("", ALL, &page)?;
         let state = State { caches: vec![default.clone()], ..State::default() };
-        Ok(Self { page, default, state: Mutex::new(state) })
+        Ok(Self { page, default, gpu_slots: GpuSlots::default(), state: Mutex::new(state) })
+    }
+
+    pub(crate) fn gpu_slots(&self) -> &GpuSlots {
+        &self.gpu_slots
+    }
+
+    /// Registrations of memory were told, as slot and generation.
+    pub(crate) fn registered(&self, memory: MemoryName, registrations: impl Iterator<Item = (u32, u64)>) {
+        self.gpu_slots.registered(memory, registrations, self.page.slots());
     }
 
     /// Memory is mapped there from now on.
@@ -135,7 +147,7 @@ impl Mappings {
     /// The same of CUDA memory, which is believed to be there only while the driver has the same number for it. Returns what
     /// was there before, and so was freed.
     fn add_cuda(&self, place: CudaPlace, len_bytes: u64, memory: MemoryName) -> Result<Vec<MemoryName>, ClientError> {
-        let CudaPlace { address, identity } = place;
+        let CudaPlace { address, identity, .. } = place;
         self.refuse_lent(address, len_bytes)?;
         let (identity, now) = (identity?, buffer_id(address)?);
         if now != identity {

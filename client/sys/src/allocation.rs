@@ -62,6 +62,22 @@ impl Allocation {
         self.len_bytes
     }
 
+    /// Has the legacy default stream set `len_bytes` at `offset` to `byte`, and does not wait for it.
+    ///
+    /// # Errors
+    /// `Range`, `Driver`.
+    pub fn queue_fill(&self, offset: u64, len_bytes: u64, byte: u8) -> Result<(), CudaError> {
+        let whole_bytes = self.len_bytes;
+        if offset.checked_add(len_bytes).is_none_or(|end| end > whole_bytes) {
+            return Err(CudaError::Range { offset, len_bytes, whole_bytes });
+        }
+        let len = as_len(len_bytes)?;
+        let _current = self.gpu.enter()?;
+        // SAFETY: the range was checked, and is allocated while this lives.
+        let code = unsafe { (self.gpu.driver.memset_d8)(self.start + offset, byte, len) };
+        self.gpu.driver.check("cuMemsetD8", code)
+    }
+
     /// The GPU that has it.
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {

@@ -11,9 +11,15 @@ use crate::{CudaError, Mapping};
 /// Flags of cuEventCreate: waiting sleeps, no times are kept (`CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`).
 const EVENT_FLAGS: c_uint = 1 | 2;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`, cuda.h.
-const DMA_BUF_FD: c_uint = 1;
+pub(crate) const DMA_BUF_FD: c_uint = 1;
+/// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`, cuda.h (CUDA 12.8).
+pub(crate) const MAPPING_TYPE_PCIE: u64 = 1;
+/// `CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES`, cuda.h: the GPU and the CPU share theirs over NVLink-C2C.
+pub(crate) const HOST_PAGE_TABLES: c_uint = 100;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`, cuda.h.
+pub(crate) const DEVICE_ORDINAL: c_uint = 9;
 /// `CU_CTX_SYNC_MEMOPS`, cuda.h (CUDA 12.1).
-const CTX_SYNC_MEMOPS: c_uint = 0x80;
+pub(crate) const CTX_SYNC_MEMOPS: c_uint = 0x80;
 
 /// One GPU with its primary context retained; released on drop.
 #[derive(Debug)]
@@ -74,6 +80,21 @@ impl Gpu {
     #[must_use]
     pub fn uuid(&self) -> &str {
         &self.uuid
+    }
+
+    /// The GPU that has the memory at an address of this process.
+    ///
+    /// # Errors
+    /// `Absent`; `Driver`, also for an address that is not of CUDA memory.
+    pub fn of(address: u64) -> Result<Arc<Self>, CudaError> {
+        let driver = Driver::get()?;
+        let mut ordinal: c_int = 0;
+        // SAFETY: for this attribute the result is an int (cuda.h), and `ordinal` is valid for a write of one for the call.
+        // The address is looked up, not followed.
+        let code = unsafe { (driver.pointer_get_attribute)((&raw mut ordinal).cast(), DEVICE_ORDINAL, address) };
+        driver.check("cuPointerGetAttribute", code)?;
+        let (_, bytes) = device_at(driver, ordinal)?;
+        Self::open(&uuid_text(bytes))
     }
 
     /// Whether it reaches the memory of another GPU, by NVLink or PCIe. Makes no context there.
@@ -190,12 +211,7 @@ fn device(driver: &Driver, uuid: &str) -> Result<Device, CudaError> {
     // SAFETY: `count` is valid for a write for the call, after cuInit.
     driver.check("cuDeviceGetCount", unsafe { (driver.device_get_count)(&raw mut count) })?;
     for ordinal in 0..count {
-        let mut device: Device = 0;
-        // SAFETY: `device` is valid for a write for the call, and the ordinal is below the count.
-        driver.check("cuDeviceGet", unsafe { (driver.device_get)(&raw mut device, ordinal) })?;
-        let mut bytes = [0; 16];
-        // SAFETY: `bytes` has the 16 bytes of a CUuuid, and the device is one that cuDeviceGet gave.
-        driver.check("cuDeviceGetUuid", unsafe { (driver.device_get_uuid)(&raw mut bytes, device) })?;
+        let (device, bytes) = device_at(driver, ordinal)?;
         if uuid_text(bytes).eq_ignore_ascii_case(uuid) {
             return Ok(device);
         }
@@ -226,6 +242,17 @@ mod tests {
         let told = matches!(
             error,
             CudaError::Absent { .. } | CudaError::UnknownGpu { .. } | CudaError::Driver { call: "cuInit", .. }
+/// The device of an ordinal, and its UUID.
+fn device_at(driver: &Driver, ordinal: c_int) -> Result<(Device, [u8; 16]), CudaError> {
+    let mut device: Device = 0;
+    // SAFETY: `device` is valid for a write for the call; an ordinal that is none is an error (cuda.h).
+    driver.check("cuDeviceGet", unsafe { (driver.device_get)(&raw mut device, ordinal) })?;
+    let mut bytes = [0; 16];
+    // SAFETY: `bytes` has the 16 bytes of a CUuuid, and the device is one that cuDeviceGet gave.
+    driver.check("cuDeviceGetUuid", unsafe { (driver.device_get_uuid)(&raw mut bytes, device) })?;
+    Ok((device, bytes))
+}
+
         );
         assert!(told, "{error}");
     }

@@ -155,7 +155,7 @@ fn posts_wait_for_the_stream(host: &Host) -> anyhow::Result<()> {
         let len = u32::try_from(2 * MIB)?;
         let source = Source::Local(source.span(LONG - 2 * MIB, len)?);
         let write = Operation::Write { source, remote: remote.span(0, len.into())?, imm: None };
-        queue_pair.post_after(&from, Stream::DEFAULT, 1, write)?;
+        queue_pair.post(1, write)?;
         let waited = started.elapsed() - queued;
         let completion = queue_pair.completion().await?;
         ensure!(completion.status == Status::Success, "the write ended as {}", completion.status);

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use gdrd_client::{
-    AcquireOptions, Buffer, Endpoint, Gpu, Mapping, Operation, QueuePair, QueuePairOptions, RemoteBuffer, Source,
-    Status, Stream,
+    AcquireOptions, AdoptOptions, Buffer, Endpoint, Gpu, Mapping, Operation, QueuePair, QueuePairOptions, RangeOf,
+    RegisterOptions, RemoteBuffer, Source, Status, Stream, Submission, SubmissionFlags,
 };
 
 use gdrd_client_sys::{Allocation, ipc};
@@ -40,6 +40,7 @@ pub(crate) fn run(arguments: &[String]) -> anyhow::Result<()> {
             role => bail!("no role {role}"),
         }
     })
+            "poster" => post_behind_work(folder, gpu, bytes).await,
 }
 
 pub(crate) fn say(line: &str) -> anyhow::Result<()> {
@@ -139,6 +140,63 @@ fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Tells the other side where to reach us, and connects to it.
+/// Posts from memory on which work is queued, from a lease and from memory of its own, and says what the far side has: after
+/// a post that waits for nothing, one that does by itself, and one that names the stream.
+async fn post_behind_work(folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<()> {
+    let session = session(folder).await?;
+    let lease = |bytes| session.acquire(AcquireOptions::on_gpu(gpu, bytes));
+    let (leased, to) = (lease(bytes).await?, lease(bytes).await?);
+    let queue_pair = session.create_queue_pair(QueuePairOptions::near_gpu(gpu)).await?;
+    queue_pair.connect(queue_pair.endpoint()).await?;
+    let remote = to.registration(queue_pair.hca())?.remote();
+    let own = Gpu::open(gpu)?;
+    let made = Allocation::new(&own, bytes)?;
+    let adopted = session.adopt(AdoptOptions::cuda(&own, made.device_address(), bytes)?).await?;
+    let ranges = vec![RangeOf::adopted(&adopted, 0, bytes), RangeOf::buffer(&leased, 0, bytes)];
+    let ranges = session.register(ranges, RegisterOptions::new()).await?;
+    let len = u32::try_from(bytes)?;
+    let mut sources = vec![leased.registration(queue_pair.hca())?.span(0, len)?];
+    for range in &ranges {
+        sources.push(range.span(queue_pair.hca(), 0, len)?);
+    }
+    let mapping = leased.device_memory()?;
+    let mut value = 0;
+    for (at, span) in sources.into_iter().enumerate() {
+        let is_adopted = at == 1;
+        for how in 0..3 {
+            value += 1;
+            match is_adopted {
+                true => made.queue_fill(0, bytes, value)?,
+                false => mapping.queue_fill(0, bytes, value)?,
+            }
+            let write = Operation::Write { source: Source::Local(span), remote: remote.span(0, bytes)?, imm: None };
+            match how {
+                0 => {
+                    let flags = SubmissionFlags::SIGNALED;
+                    queue_pair.post_unordered(&[Submission { wr_id: 0, flags, operation: write }])?;
+                }
+                1 => queue_pair.post(0, write)?,
+                _ => queue_pair.post_after(&leased, Stream::DEFAULT, 0, write)?,
+            }
+            let completion = queue_pair.poll_busy(PATIENCE)?.context("a write made no completion")?;
+            ensure!(completion.status == Status::Success, "a write ended as {}", completion.status);
+            let mut first = [0];
+            to.read_into(0, &mut first)?;
+            say(if first == [value] { "new" } else { "old" })?;
+        }
+    }
+    Ok(())
+}
+
+/// Says which ways there are to export memory.
+fn export_both_ways(gpu: &str, bytes: u64) -> anyhow::Result<()> {
+    let gpu = Gpu::open(gpu)?;
+    let made = Allocation::new(&gpu, bytes)?;
+    gpu.export_dma_buf(made.device_address(), bytes)?;
+    let by_pcie = gpu.export_dma_buf_by_pcie(made.device_address(), bytes)?;
+    say(if by_pcie.is_some() { "two ways" } else { "one way" })
+}
+
 async fn connect(queue_pair: &QueuePair, buffer: &Buffer) -> anyhow::Result<RemoteBuffer> {
     let registration = buffer.registration(queue_pair.hca())?;
     say(&format!("{} {}", hex(&queue_pair.endpoint().to_bytes()), hex(&registration.remote().to_bytes())))?;

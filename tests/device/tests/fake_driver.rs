@@ -2,6 +2,9 @@
 //! not real, with two GPUs. It proves the way through daemon, workers and clients, and the checks themselves; nothing about
 //! a real driver.
 
+use std::fs::Permissions;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -45,6 +48,25 @@ impl Machine {
     }
 
     /// A program that finds the driver.
+    /// With an older driver, which lacks a function.
+    fn without(mut self, symbol: &str) -> Self {
+        self.driver = self.driver.without(symbol).expect("the driver has it");
+        self
+    }
+
+    /// Runs one of the other processes of a check; what it said, and why it failed.
+    fn peer(&self, role: &str, folder: &Path, gpu: &str, input: &str) -> Result<String, String> {
+        let mut command = self.command(env!("CARGO_BIN_EXE_gdrd-device-test"));
+        command.args(["peer", role]).arg(folder).args([gpu, &(2_u64 << 20).to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        // Refused where it has ended before it listens.
+        let _ = child.stdin.take().expect("it is piped").write_all(input.as_bytes());
+        let output = child.wait_with_output().expect("it runs");
+        let told = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(told(&output.stdout)) } else { Err(told(&output.stderr)) }
+    }
+
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = Command::new(program);
@@ -103,6 +125,10 @@ impl Daemon {
     }
 }
 
+    fn run_dir(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
 impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -138,6 +164,28 @@ fn memory_that_was_freed_is_told_from_what_is_at_its_address_next() {
 async fn adopted_memory_that_was_freed_is_no_hit_and_gives_way_to_what_is_there_now() {
     // openucx/ucx#4269 and #5910, ofiwg/libfabric#8081.
     let machine = two_switched();
+#[test]
+fn nvlinks_and_levels_are_held_against_what_nvidia_smi_prints() {
+    let told = two_switched().check(&["nvidia-smi nvlink -s", "nvidia-smi topo -m"]);
+    assert!(told.contains("18 links") && told.contains("GPU1 to GPU0: NV18") && !told.contains("skipped"), "{told}");
+    // A tool that shows one link less.
+    let machine = two_switched();
+    let smi = machine.driver.library_path().join("nvidia-smi");
+    std::fs::rename(&smi, smi.with_extension("real")).expect("the folder is writable");
+    std::fs::write(&smi, "#!/bin/sh\n\"$0.real\" \"$@\" | grep -v 'Link 17:' | sed s/NV18/NV17/\n").expect("writable");
+    std::fs::set_permissions(&smi, Permissions::from_mode(0o755)).expect("it is ours");
+    let told = machine.run(&["nvidia-smi nvlink -s", "nvidia-smi topo -m"]);
+    assert_eq!(told.matches("FAILED").count(), 2, "{told}");
+}
+
+#[test]
+fn with_one_gpu_the_checks_of_pairs_say_that_they_are_skipped_and_why() {
+    let told = Machine::new(&[FakeGpu::switched(6)]).check(&["nvidia-smi nvlink -s"]);
+    let skipped: Vec<&str> = told.lines().filter(|line| line.starts_with("skipped ")).collect();
+    assert_eq!(skipped.len(), 2, "{told}");
+    assert!(skipped.iter().all(|line| line.contains("a pair needs two")), "{told}");
+}
+
     let mut daemon = machine.daemon("");
     let client = daemon.connect().await;
     let gpu = client.topology().await.expect("a topology").plan.expect("a plan").gpus.remove(0).uuid.expect("a uuid");
@@ -220,6 +268,18 @@ async fn a_gpu_that_the_driver_tells_of_no_more_is_not_served_by_a_resume() {
     std::fs::write(&gpus, first).expect("the folder is writable");
     client.drain("GPU1", true).await.expect("root resumes");
     let error = session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect_err("it is not there");
+#[tokio::test]
+async fn a_post_from_gpu_memory_waits_for_the_work_that_fills_it_unless_it_says_otherwise() {
+    let gpus = [FakeGpu::switched(6).word("late=1"), FakeGpu::switched(7).word("late=1")];
+    let machine = Machine::new(&gpus);
+    let mut daemon = machine.daemon("");
+    daemon.connect().await;
+    let told = machine.peer("poster", &daemon.run_dir(), &gpus[0].uuid, "").expect("it posts");
+    // Of a lease, of memory of its own that was adopted, and of a range of the lease.
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines, ["old", "new", "new"].repeat(3));
+}
+
     assert!(error.to_string().contains("tells of it no more"), "{error}");
     client.drain("GPU1", false).await.expect("root drains");
     std::fs::write(&gpus, told).expect("the folder is writable");

@@ -33,6 +33,8 @@ static void read_gpu(char *line) {
         if (sscanf(word, "lost=%u", &number) == 1) gpu->lost = number;
         if (sscanf(word, "fabric=%u", &number) == 1) gpu->fabric = number;
         if (sscanf(word, "peers=%u", &number) == 1) gpu->has_peers = number;
+        if (sscanf(word, "coherent=%u", &number) == 1) gpu->is_coherent = number;
+        if (sscanf(word, "late=%u", &number) == 1) gpu->is_late = number;
         if (sscanf(word, "context_mib=%u", &number) == 1) gpu->context_bytes = (uint64_t)number << 20;
         /* links=switch/18 or links=00000000:07:00.0/4 */
         if (sscanf(word, "links=%31[^/]/%u", value, &links) == 2 && gpu->end_count < MAX_ENDS) {

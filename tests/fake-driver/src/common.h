@@ -21,7 +21,7 @@ struct gpu {
     char bdf[32];
     uint64_t total_bytes;
     uint64_t context_bytes;
-    unsigned mode, mig, has_mig, lost, fabric, has_peers;
+    unsigned mode, mig, has_mig, lost, fabric, has_peers, is_late, is_coherent;
     struct end ends[MAX_ENDS];
     unsigned end_count;
 };

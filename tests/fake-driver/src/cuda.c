@@ -1,5 +1,6 @@
 /* libcuda: the driver API that workers and clients of gdrd call, over memfds. Addresses on a GPU are addresses of this
- * process, and nothing is asynchronous. Structures and numbers are those of cuda.h. */
+ * process. Asynchronous are memsets of a GPU with `late=1` only: they are done when somebody waits. Structures and numbers
+ * are those of cuda.h. */
 #include "common.h"
 
 #include <fcntl.h>
@@ -39,6 +40,9 @@ static struct context contexts[MAX_GPUS];
 static int visible[MAX_GPUS], visible_count;
 /* Number of the allocation mapped last, and where memory was freed last: a driver gives that address again. */
 static uint64_t last_id, freed_at, freed_len;
+/* Work that is queued and not done, in its order. */
+static struct fill { uint64_t to; size_t len; unsigned char byte; } fills[64];
+static unsigned fill_count;
 static __thread struct context *stack[MAX_STACK];
 static __thread int depth;
 
@@ -139,20 +143,29 @@ int cuCtxPopCurrent_v2(struct context **context) {
 }
 
 static int current(void) { return depth && stack[depth - 1] ? stack[depth - 1]->device : -1; }
+/* What was queued is done, as it is by the time that a wait for it returns. */
+static int do_fills(void) {
+    pthread_mutex_lock(&lock);
+    for (unsigned at = 0; at < fill_count; at++) memset((void *)fills[at].to, fills[at].byte, fills[at].len);
+    fill_count = 0;
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
 
 /* No cuCtxSetFlags, as a driver before CUDA 12.1 has none. */
 int cuCtxGetFlags(unsigned *flags) { *flags = 0; return OK; }
-int cuCtxSynchronize(void) { return current() < 0 ? INVALID_CONTEXT : OK; }
+int cuCtxSynchronize(void) { return current() < 0 ? INVALID_CONTEXT : do_fills(); }
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return OK; }
 int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
     (void)flags, (void)priority;
     *stream = (void *)8;
     return current() < 0 ? INVALID_CONTEXT : OK;
 }
-int cuStreamSynchronize(void *stream) { (void)stream; return OK; }
+int cuStreamSynchronize(void *stream) { (void)stream; return do_fills(); }
 int cuEventCreate(void **event, unsigned flags) { (void)flags; *event = (void *)8; return OK; }
 int cuEventRecord(void *event, void *stream) { (void)event, (void)stream; return OK; }
-int cuEventSynchronize(void *event) { (void)event; return OK; }
+int cuEventSynchronize(void *event) { (void)event; return do_fills(); }
 int cuEventDestroy_v2(void *event) { (void)event; return OK; }
 
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
@@ -258,6 +271,7 @@ int cuMemMap(uint64_t start, size_t len, size_t offset, struct handle *handle, u
     return at == MAP_FAILED || !range ? INVALID : OK;
 }
 
+    do_fills();
 int cuMemUnmap(uint64_t start, size_t len) {
     pthread_mutex_lock(&lock);
     struct range *range = range_at(start, len);
@@ -323,14 +337,17 @@ int cuMemFree_v2(uint64_t start) {
     return result;
 }
 
-/* BUFFER_ID is asked for by 7; every other attribute that is asked for holds. */
+/* BUFFER_ID is asked for by 7, the ordinal by 9; every other attribute that is asked for holds. */
 int cuPointerGetAttribute(void *value, unsigned attribute, uint64_t address) {
     pthread_mutex_lock(&lock);
     struct range *range = range_at(address, 1);
     uint64_t id = range ? range->id : 0;
+    int gpu = range ? range->gpu : -1, ordinal = 0;
     pthread_mutex_unlock(&lock);
     if (!id) return INVALID;
+    while (ordinal < visible_count && visible[ordinal] != gpu) ordinal++;
     if (attribute == 7) *(uint64_t *)value = id;
+    else if (attribute == 9) *(int *)value = ordinal;
     else *(unsigned *)value = 1;
     return OK;
 }
@@ -348,24 +365,32 @@ static int may(uint64_t address, size_t len) {
 
 int cuMemsetD8_v2(uint64_t to, unsigned char byte, size_t len) {
     int refused = may(to, len);
-    if (!refused) memset((void *)to, byte, len);
-    return refused;
+    if (refused) return refused;
+    pthread_mutex_lock(&lock);
+    int is_late = gpu_of(current())->is_late && fill_count < sizeof fills / sizeof *fills;
+    if (is_late) fills[fill_count++] = (struct fill){to, len, byte};
+    pthread_mutex_unlock(&lock);
+    if (!is_late) do_fills(), memset((void *)to, byte, len);
+    return OK;
 }
 
 int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t len) {
     int refused = may(to, len) ? may(to, len) : may(from, len);
+    do_fills();
     if (!refused) memmove((void *)to, (void *)from, len);
     return refused;
 }
 
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t len) {
     int refused = may(from, len);
+    do_fills();
     if (!refused) memcpy(to, (void *)from, len);
     return refused;
 }
 
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t len) {
     int refused = may(to, len);
+    do_fills();
     if (!refused) memcpy((void *)to, from, len);
     return refused;
 }

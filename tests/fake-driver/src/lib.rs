@@ -28,7 +28,7 @@ pub struct FakeGpu {
     /// Its memory, MiB.
     pub memory_mib: u64,
     /// More words: `mode=N` (`nvmlComputeMode_t`), `mig=1`, `has_mig=0`, `lost=1`, `fabric=N`
-    /// (`nvmlGpuFabricState_t`), `peers=0`, `context_mib=N`, `links=switch/N`, `links=BDF/N`.
+    /// (`nvmlGpuFabricState_t`), `peers=0`, `coherent=1`, `late=1` (memsets are done once they are waited for), `context_mib=N`, `links=switch/N`, `links=BDF/N`.
     pub words: Vec<String>,
 }
 
@@ -90,6 +90,24 @@ impl FakeDriver {
     #[must_use]
     pub fn nvml(&self) -> PathBuf {
         self.folder.join("libnvidia-ml.so.1")
+    }
+
+    /// The same without a function, as an older driver is. For processes that load it from here on.
+    ///
+    /// # Errors
+    /// When the folder cannot be written; for a function that it does not have.
+    pub fn without(self, symbol: &str) -> io::Result<Self> {
+        // The name in the table of symbols: under another one nobody finds it.
+        let name = format!("\0{symbol}\0").into_bytes();
+        let mut library = LIBRARY.to_vec();
+        let places: Vec<usize> = (0..library.len()).filter(|at| library[*at..].starts_with(&name)).collect();
+        if places.is_empty() {
+            return Err(io::Error::other(format!("the fake has no {symbol}")));
+        }
+        places.into_iter().for_each(|at| library[at + 1] = b'_');
+        std::fs::write(self.folder.join("unfinished"), library)?;
+        std::fs::rename(self.folder.join("unfinished"), self.folder.join("libcuda.so.1"))?;
+        Ok(self)
     }
 
     /// Has whoever waits for events of the GPU in this place get an Xid.

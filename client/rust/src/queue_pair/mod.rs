@@ -102,6 +102,10 @@ impl QueuePair {
         })
     }
 
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
     /// The queue pair's number at the daemon.
     #[must_use]
     pub fn id(&self) -> u64 {
@@ -160,7 +164,14 @@ impl QueuePair {
 
     /// Posts one request that makes a completion. `wr_id` comes back in it.
     ///
+    /// What it sends from GPU memory that this process has mapped ([`Buffer::device_memory`](crate::Buffer::device_memory),
+    /// [`AdoptOptions::cuda`](crate::AdoptOptions::cuda)) is what the work queued there before has written: it blocks until
+    /// the default stream of that GPU is done. That stream does not wait for those made with `cudaStreamNonBlocking`, as
+    /// PyTorch's side streams are: [`QueuePair::post_after`] names one, [`QueuePair::post_unordered`] waits for none. Other
+    /// memory costs no wait.
+    ///
     /// # Errors
+    /// [`ClientError::Cuda`] when that work failed, and
     /// [`ClientError::Submit`] when the queue is full or closed, or the request is malformed, and
     /// [`ClientError::InvalidArgument`] in a forked child; then nothing was posted. [`ClientError::Io`] when it was, and the
     /// doorbell could not be rung.
@@ -181,6 +192,17 @@ impl QueuePair {
     /// # Errors
     /// As [`QueuePair::post`] when not even the first could be posted.
     pub fn post_batch(&self, batch: &[Submission]) -> Result<usize, ClientError> {
+        self.session.check_ours()?;
+        self.wait_for_gpus(batch)?;
+        self.post_unordered(batch)
+    }
+
+    /// The same without a wait for any GPU: for who knows that what is sent is there, by an event of its own. Else a
+    /// request may overtake the kernel that writes its bytes, and sends what was there before.
+    ///
+    /// # Errors
+    /// As [`QueuePair::post_batch`], but for [`ClientError::Cuda`].
+    pub fn post_unordered(&self, batch: &[Submission]) -> Result<usize, ClientError> {
         self.session.check_ours()?;
         let (posted, wake) = {
             let mut ring = self.lock();
