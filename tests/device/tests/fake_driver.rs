@@ -99,11 +99,16 @@ impl Machine {
         let file = folder.path().join("gdrd.toml");
         std::fs::write(&file, format!("gpu_proof = \"none\"\n{config}")).expect("a file can be written");
         let mut command = self.command(binary("gdrd"));
-        command.args(["--sim-hca", "2", "--log", "error", "--sysfs-root"]).arg(&self.root);
+        command.args(words).args(["--log", "error", "--sysfs-root"]).arg(&self.root);
         command.arg("--config").arg(file).arg("--runtime-dir").arg(folder.path().join("run")).stdin(Stdio::null());
         Daemon { child: command.spawn().expect("it starts"), folder }
     }
 }
+        self.daemon_with(config, &["--sim-hca", "2"])
+    }
+
+    /// The same with these words.
+    fn daemon_with(&self, config: &str, words: &[&str]) -> Daemon {
 
 struct Daemon {
     child: Child,
@@ -314,3 +319,43 @@ async fn gpus_that_cannot_be_served_are_told_and_skipped() {
     assert!(refused.to_string().contains("exclusive"), "{refused}");
     session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect("the other gpu serves");
 }
+#[tokio::test]
+async fn a_driver_without_a_function_is_told_by_its_name_in_daemon_and_client() {
+    let machine = two_switched().without("cuMemGetHandleForAddressRange");
+    // Simulated HCAs would need GPU memory.
+    let mut daemon = machine.daemon_with("", &[]);
+    let status = daemon.connect().await.status().await.expect("a status");
+    let cuda = status.backends.iter().find(|backend| backend.name == "cuda").expect("a backend");
+    let told = ["cuMemGetHandleForAddressRange", "upgrade the nvidia driver"];
+    assert!(!cuda.present && told.iter().all(|told| cuda.reason.contains(told)), "{cuda:?}");
+    let gpu = FakeGpu::switched(6).uuid;
+    let machine = two_switched().without("cuMemSetAccess");
+    let error = machine.peer("maker", Path::new("-"), &gpu, "make\n").expect_err("a function is missing");
+    assert!(error.contains("cuMemSetAccess is not in") && error.contains("CUDA 11.7"), "{error}");
+    // What is missing and not needed by all is told by who needs it.
+    let error = two_switched().peer("memops", Path::new("-"), &gpu, "").expect_err("it is of CUDA 12.1");
+    assert!(error.contains("cuCtxSetFlags"), "{error}");
+}
+
+#[test]
+fn memory_is_exported_by_pcie_too_where_the_gpu_is_coherent_and_not_asked_for_so_elsewhere() {
+    let exported = |gpu: FakeGpu| {
+        let uuid = gpu.uuid.clone();
+        Machine::new(&[gpu]).peer("exporter", Path::new("-"), &uuid, "").expect("it exports")
+    };
+    assert_eq!(exported(FakeGpu::switched(6)), "one way\n");
+    assert_eq!(exported(FakeGpu::switched(6).word("coherent=1")), "two ways\n");
+}
+
+#[tokio::test]
+async fn a_gpu_that_does_not_reach_another_is_told_so_and_what_to_do() {
+    let machine = Machine::new(&[FakeGpu::switched(6).word("peers=0"), FakeGpu::switched(7)]);
+    let mut daemon = machine.daemon("");
+    let session = daemon.connect().await.open_session("no way").await.expect("a session");
+    let buffer = session.acquire(AcquireOptions::on_gpu("GPU0", 2 << 20)).await.expect("memory");
+    let lease = format!("{}\n", buffer.lease_id());
+    let error = machine.peer("mapper", &daemon.run_dir(), &FakeGpu::switched(7).uuid, &lease).expect_err("no peers");
+    let told = format!("gpu {} does not reach the memory of gpu {}", FakeGpu::switched(7).uuid, buffer.gpu_uuid());
+    assert!(error.contains(&told) && error.contains("copy through host memory"), "{error}");
+}
+

@@ -15,7 +15,7 @@ use gdrd_cuda::{
     DeviceError, DeviceErrorKind, GRANULARITY_BYTES, Launch, PoolConfig, ProcessLauncher, Scope, ServedGpu,
     WorkerHandle, WorkerPool,
 };
-use gdrd_hal::{GpuAllocation, GpuAtomic, GpuCopies, GpuMemory, GpuMemoryError, GpuUuid};
+use gdrd_hal::{GpuAllocation, GpuAtomic, GpuCopies, GpuMemory, GpuMemoryError, GpuUuid, KeptMemory};
 use rustix::io::Errno;
 use support::{FakeGpu, Fault, TOTAL_BYTES, pool, pool_with, uuid};
 
@@ -23,6 +23,9 @@ const PATIENT: Duration = Duration::from_secs(3600);
 const WATCHDOG: Duration = Duration::from_secs(60);
 /// Long beside the pauses of a busy machine: a worker that ends between the calls of one test is no part of it.
 const IDLE: Duration = Duration::from_millis(500);
+
+/// A call of a pool.
+type Call<'a> = dyn Fn() -> Result<(), GpuMemoryError> + 'a;
 
 fn file(allocation: &dyn GpuAllocation) -> File {
     File::from(allocation.memory_fd().try_clone_to_owned().expect("a descriptor of a memfd"))
@@ -93,6 +96,39 @@ fn a_refused_call_leaves_the_worker_as_it_is() {
     assert!(matches!(pool.usage(&uuid(0)), Err(GpuMemoryError::Driver { .. })));
     fakes[0].fail_next(Fault::Error(DeviceErrorKind::OutOfMemory));
     assert!(matches!(pool.usage(&uuid(0)), Err(GpuMemoryError::OutOfMemory { free_bytes: TOTAL_BYTES, .. })));
+    pool.usage(&uuid(0)).unwrap();
+    assert_eq!(fakes[0].started(), 1);
+}
+
+#[test]
+fn out_of_memory_in_any_call_tells_what_is_free_and_leaves_the_worker_as_it_is() {
+    let (pool, fakes) = pool(1, PATIENT);
+    let kept = pool.allocate(&uuid(0), GRANULARITY_BYTES).unwrap();
+    let bytes = pool.find(kept.dma_buf_fd().unwrap()).unwrap();
+    let import = || {
+        // Only who has not had the memory imports it.
+        let fd = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+        let kept = KeptMemory { memory: fd(kept.memory_fd()), dma_buf: None };
+        pool.import(&uuid(0), GRANULARITY_BYTES, kept).and_then(|memory| memory.scrub())
+    };
+    let calls: [(&str, &Call<'_>); 7] = [
+        ("import", &import),
+        ("usage", &|| pool.usage(&uuid(0)).map(drop)),
+        ("allocate", &|| pool.allocate(&uuid(0), GRANULARITY_BYTES).map(drop)),
+        ("scrub", &|| kept.scrub()),
+        ("read", &|| bytes.read(0, &mut [0; 8])),
+        ("write", &|| bytes.write(0, &[0; 8])),
+        ("atomic", &|| bytes.atomic(0, GpuAtomic::FetchAdd { operand: 1 }).map(drop)),
+    ];
+    for (name, call) in calls {
+        fakes[0].fail_next(Fault::Error(DeviceErrorKind::OutOfMemory));
+        let error = call().expect_err(name);
+        let free = TOTAL_BYTES - GRANULARITY_BYTES;
+        assert!(
+            matches!(error, GpuMemoryError::OutOfMemory { free_bytes, .. } if free_bytes == free),
+            "{name}: {error:?}"
+        );
+    }
     pool.usage(&uuid(0)).unwrap();
     assert_eq!(fakes[0].started(), 1);
 }

@@ -175,6 +175,7 @@ impl Device for FakeDevice {
     }
 
     fn atomic(&mut self, id: u64, offset: u64, operation: GpuAtomic) -> Result<u64, DeviceError> {
+        self.fault()?;
         let (file, offset) = self.file(Place::Memory { id, offset }, 8)?;
         let mut word = [0; 8];
         file.read_exact_at(&mut word, offset).expect("the fake works");
