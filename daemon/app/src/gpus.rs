@@ -2,6 +2,7 @@
 //!
 //! NVML is asked by a short-lived process, so that the daemon itself never keeps a device file open.
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::os::linux::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use gdrd_cuda::{Launch, PoolConfig, ProcessLauncher, ServedGpu, WorkerPool};
 use gdrd_hal::{DeviceNumber, GpuFact, GpuFacts, GpuHealth, GpuMemoryError, GpuUuid};
-use gdrd_nvml::Report;
+use gdrd_nvml::{GpuReport, Report};
 use gdrd_topology::model::DriverFacts;
 use gdrd_topology::source::SourceKind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,6 +44,8 @@ pub(crate) struct NvmlFacts {
     asked: Mutex<Asked>,
     /// Device nodes of its GPUs as they were when they were last looked at.
     nodes: Mutex<Vec<Option<DeviceNumber>>>,
+    /// Uncorrected ECC errors by GPU, as they were counted when it was asked last.
+    ecc_errors: Mutex<BTreeMap<String, u64>>,
     /// The answer when the daemon started.
     at_start: Report,
     /// What was heard in between.
@@ -127,8 +130,9 @@ fn probe(program: &Path) -> anyhow::Result<Probe> {
 impl NvmlFacts {
     fn new(program: PathBuf, report: Report, asked: Asked, health: Arc<Health>) -> Self {
         let nodes = Mutex::new(nodes_of(Path::new(DEV), minors(&report)));
+        let ecc_errors = Mutex::new(ecc_errors(&report).collect());
         let (last, asked) = (Mutex::new(report.clone()), Mutex::new(asked));
-        Self { program, last, asked, nodes, at_start: report, health }
+        Self { program, last, asked, nodes, ecc_errors, at_start: report, health }
     }
 
     /// A report that is fresh, and when the driver was asked for it.
@@ -147,6 +151,12 @@ impl NvmlFacts {
     fn complete(&self, fact: &mut GpuFact, report: &Report, asked: Instant) {
         let gpu = report.gpus.iter().find(|gpu| gpu.uuid == fact.uuid.0);
         let remedy = gpu.and_then(|gpu| gpu.remedy.as_deref());
+        let more =
+            gpu.and_then(|gpu| self.new_ecc_errors(gpu)).map(|more| format!("{more} uncorrected ecc errors more"));
+        let ill = more.or_else(|| remedy.map(|_| "the driver says that it does not work".to_owned()));
+        if let Some(reason) = ill {
+            self.health.found_ill(&fact.uuid, &reason);
+        }
         if fact.health == GpuHealth::Healthy && remedy.is_none() {
             self.health.found_well(&fact.uuid, asked);
         }
@@ -161,6 +171,14 @@ impl NvmlFacts {
                 bar1.used_at_start_bytes = at_start.used_bytes;
             }
         }
+    }
+
+    /// Errors that the driver counted since it was asked before. A reset counts anew.
+    fn new_ecc_errors(&self, gpu: &GpuReport) -> Option<u64> {
+        let mut known = self.ecc_errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = gpu.uncorrected_ecc_errors?;
+        let before = known.insert(gpu.uuid.clone(), now)?;
+        now.checked_sub(before).filter(|more| *more > 0)
     }
 
     /// The GPUs that the driver told at the start and tells no more.
@@ -196,6 +214,10 @@ impl GpuFacts for NvmlFacts {
         *self.nodes.lock().unwrap_or_else(PoisonError::into_inner) = nodes_of(Path::new(DEV), minors(&report));
         Ok(facts)
     }
+}
+
+fn ecc_errors(report: &Report) -> impl Iterator<Item = (String, u64)> {
+    report.gpus.iter().filter_map(|gpu| Some((gpu.uuid.clone(), gpu.uncorrected_ecc_errors?)))
 }
 
 /// The engine's view of a report.

@@ -1,7 +1,8 @@
 //! What the driver reports of GPUs while workers use them: Xid errors, and memory errors that ECC could not correct.
 //!
 //! Workers print it; here it is put down, told to the pool where it ends a GPU's service, and made known to whoever keeps
-//! an eye on the host. A GPU that no worker uses is not watched: NVML would hold its device file.
+//! an eye on the host. A GPU that no worker uses is not watched, for NVML would hold its device file: what the driver says of
+//! it when it is asked, as at each rescan, is put down here too.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
@@ -51,6 +52,16 @@ impl Health {
             None => tracing::warn!(%gpu, %event, "the driver reports an error of a gpu"),
         }
         self.news.notify_one();
+    }
+
+    /// The driver, asked, says that the GPU is of no use. Of one that is lost, or not served anyway, that is no news.
+    pub(crate) fn found_ill(&self, gpu: &GpuUuid, reason: &str) {
+        let Some(pool) = self.pool().filter(|pool| pool.lost(gpu).is_none()) else { return };
+        pool.lose(gpu, reason);
+        if pool.lost(gpu).is_some() {
+            tracing::error!(%gpu, %reason, "a gpu is of no use until it is mended; 'gdrctl drain' lets go of it");
+            self.news.notify_one();
+        }
     }
 
     /// Why a GPU is served no more, by what was heard of it.

@@ -282,6 +282,30 @@ async fn a_post_from_gpu_memory_waits_for_the_work_that_fills_it_unless_it_says_
     let told = machine.peer("poster", &daemon.run_dir(), &gpus[0].uuid, "").expect("it posts");
     // Of a lease, of memory of its own that was adopted, and of a range of the lease.
     let lines: Vec<&str> = told.lines().collect();
+#[tokio::test]
+async fn a_gpu_that_no_worker_watches_is_lost_by_what_the_driver_says_when_it_is_asked() {
+    let machine = two_switched();
+    machine.driver.count_ecc_errors(1, 3).expect("the folder is writable");
+    let mut daemon = machine.daemon("[topology]\nrescan_interval_s = 0\n");
+    let client = daemon.connect().await;
+    let session = client.open_session("unwatched").await.expect("a session");
+    let told = async |gpu: usize| loop {
+        let gpus = client.gpu_memory().await.expect("it is asked");
+        if let Some(reason) = gpus.get(gpu).and_then(|gpu| gpu.unavailable.clone()) {
+            break reason;
+        }
+    };
+    machine.driver.take_to_mend(0, 1).expect("the folder is writable");
+    assert!(told(0).await.contains("a reset of the gpu"));
+    let error = session.acquire(AcquireOptions::on_gpu("GPU0", 2 << 20)).await.expect_err("it needs a reset");
+    assert_eq!(error.reason(), Some("DEVICE_LOST"), "{error}");
+    session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect("errors of before are no news");
+    machine.driver.count_ecc_errors(1, 5).expect("the folder is writable");
+    assert!(told(1).await.contains("2 uncorrected ecc errors more"));
+    let error = session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect_err("its memory is bad");
+    assert_eq!(error.reason(), Some("DEVICE_LOST"), "{error}");
+}
+
     assert_eq!(lines, ["old", "new", "new"].repeat(3));
 }
 

@@ -115,9 +115,7 @@ impl FakeDriver {
     /// # Errors
     /// When the folder cannot be written.
     pub fn raise_xid(&self, gpu: usize, xid: u64) -> io::Result<()> {
-        let (unfinished, file) = (self.folder.join("unfinished"), self.folder.join(format!("xid-{gpu}")));
-        std::fs::write(&unfinished, xid.to_string())?;
-        std::fs::rename(unfinished, file)
+        self.number(&format!("xid-{gpu}"), xid)
     }
 
     /// Has the driver say what it takes to mend the GPU in this place (`nvmlDeviceGpuRecoveryAction_t`, nvml.h; 0: nothing).
@@ -125,9 +123,21 @@ impl FakeDriver {
     /// # Errors
     /// When the folder cannot be written.
     pub fn take_to_mend(&self, gpu: usize, action: u64) -> io::Result<()> {
-        let (unfinished, file) = (self.folder.join("unfinished"), self.folder.join(format!("recovery-{gpu}")));
-        std::fs::write(&unfinished, action.to_string())?;
-        std::fs::rename(unfinished, file)
+        self.number(&format!("recovery-{gpu}"), action)
+    }
+
+    /// Has the driver count so many uncorrected ECC errors of the GPU in this place.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn count_ecc_errors(&self, gpu: usize, errors: u64) -> io::Result<()> {
+        self.number(&format!("ecc-count-{gpu}"), errors)
+    }
+
+    fn number(&self, name: &str, number: u64) -> io::Result<()> {
+        let unfinished = self.folder.join("unfinished");
+        std::fs::write(&unfinished, number.to_string())?;
+        std::fs::rename(unfinished, self.folder.join(name))
     }
 
     /// The same as [`FakeDriver::raise_xid`] with a double-bit ECC error.

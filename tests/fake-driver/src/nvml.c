@@ -10,6 +10,7 @@
 enum {
     OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, NO_DRIVER = 9, TIMEOUT = 10, GPU_LOST = 15,
 };
+enum { UNCORRECTED = 1 };
 enum { EVENT_XID = 8, EVENT_DOUBLE_BIT_ECC = 2 };
 enum { FIELD_RECOVERY_ACTION = 230, TYPE_UNSIGNED = 1 };
 
@@ -124,7 +125,7 @@ int nvmlDeviceGetMemoryInfo_v2(device of, struct memory_v2 *memory) {
 int nvmlDeviceGetBAR1MemoryInfo(device of, struct bar1 *bar1) {
     if (of->lost) return GPU_LOST;
     bar1->total = 1ull << 38;
-    bar1->used = 1ull << 20;
+    bar1->used = (1ull << 20) + memory_used(index_of(of), 0);
     bar1->free = bar1->total - bar1->used;
     return OK;
 }
@@ -145,14 +146,26 @@ int nvmlDeviceGetCurrPcieLinkWidth(device of, unsigned *value) { (void)of; *valu
 int nvmlDeviceGetMaxPcieLinkGeneration(device of, unsigned *value) { (void)of; *value = 5; return OK; }
 int nvmlDeviceGetMaxPcieLinkWidth(device of, unsigned *value) { (void)of; *value = 16; return OK; }
 
+/* The number in a file `NAME-INDEX`; 0 without one. */
+static int read_number(const char *name, device of, unsigned long long *number) {
+    char path[320];
+    snprintf(path, sizeof path, "%s/%s-%u", machine()->folder, name, index_of(of));
+    FILE *file = fopen(path, "re");
+    if (!file) return 0;
+    int read = fscanf(file, "%llu", number);
+    fclose(file);
+    return read == 1;
+}
+
 int nvmlDeviceGetTotalEccErrors(device of, unsigned kind, unsigned counter, unsigned long long *count) {
-    (void)kind, (void)counter;
+    (void)counter;
     if (of->lost) return GPU_LOST;
     *count = 0;
+    if (kind == UNCORRECTED) (void)read_number("ecc-count", of, count);
     return OK;
 }
 
-/* What it takes to mend a GPU is the number in a file `recovery-INDEX`; nothing without one. */
+/* What it takes to mend a GPU, below, is the number in a file `recovery-INDEX`; nothing without one. */
 int nvmlDeviceGetFieldValues(device of, int count, struct field *fields) {
     for (int at = 0; at < count; at++) {
         struct field *field = &fields[at];
