@@ -3,7 +3,8 @@
 
 mod support;
 
-use std::os::fd::AsFd as _;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 
 use gdrd_client::{AcquireOptions, ClientError, ClientOptions, QueuePairOptions, RuntimeDir, Session};
 use support::{Daemon, Stage, block_on};
@@ -20,6 +21,18 @@ async fn session(stage: &Stage) -> Session {
     client.open_session("test").await.expect("the same user")
 }
 
+/// The kernel's number of each eventfd of a process (proc(5), fdinfo).
+fn event_fds(pid: String) -> BTreeMap<RawFd, String> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("it runs");
+    let id = |entry: std::fs::DirEntry| {
+        // Closed meanwhile, it has no file any more.
+        let text = std::fs::read_to_string(entry.path()).ok()?;
+        let id = text.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().to_owned();
+        Some((entry.file_name().to_str()?.parse().ok()?, id))
+    };
+    entries.filter_map(|entry| id(entry.ok()?)).collect()
+}
+
 fn refused(error: &ClientError, words: &str) {
     assert_eq!(error.reason(), Some("UNSUPPORTED"), "{error}");
     assert!(error.to_string().contains(words) && error.to_string().contains("use a brokered queue pair"), "{error}");
@@ -28,7 +41,7 @@ fn refused(error: &ClientError, words: &str) {
 #[test]
 fn a_session_gets_one_context_with_regions_of_its_buffers_that_end_with_them() {
     let stage = Stage::new();
-    let _daemon = start(&stage, "dgx-a100", true);
+    let daemon = start(&stage, "dgx-a100", true);
     block_on(async {
         let session = session(&stage).await;
         let buffer = session.acquire(AcquireOptions::on_gpu("GPU0", 2 << 20)).await.expect("a buffer");
@@ -55,6 +68,24 @@ fn a_session_gets_one_context_with_regions_of_its_buffers_that_end_with_them() {
         let stranger = self::session(&stage).await;
         let not_held = stranger.open_direct(&hca, &[&buffer]).await.expect_err("another session's lease");
         assert_eq!(not_held.reason(), Some("LEASE_NOT_HELD"), "{not_held}");
+
+        let (held, ended) = (more.regions()[1], region.mr_handle);
+        buffer.release().await.expect("it is held");
+        let again = session.acquire(AcquireOptions::on_gpu("GPU0", 2 << 20)).await.expect("a buffer");
+        let less = session.open_direct(&hca, &[&other, &again]).await.expect("the same context");
+        assert_eq!(less.regions()[0], held, "the other lease's is as it was");
+        assert_ne!(less.regions()[1].mr_handle, ended, "it ended with its lease");
+
+        // The context ends with the session: nobody has it any more but this process.
+        let own = event_fds("self".to_owned());
+        let id = own.get(&context.as_fd().as_raw_fd()).expect("what stands for it is an eventfd").clone();
+        let has = || event_fds(daemon.pid().to_string()).values().any(|other| *other == id);
+        assert!(has());
+        session.close();
+        drop(session);
+        while has() {
+            tokio::task::yield_now().await;
+        }
     });
 }
 

@@ -29,14 +29,12 @@ impl Direct {
     pub(crate) fn open(context: &Arc<Context>) -> Result<Self, HcaError> {
         let own = Arc::clone(context);
         let failed = context.failed("open a context for a client", "threads");
-        let opening = move || -> Result<Context, HcaError> {
-            let failed = own.failed("capset", "memory");
-            drop_raw_rights().map_err(|errno| failed.with(errno.raw_os_error()))?;
-            device::open_again(&own)
-        };
-        let thread = std::thread::Builder::new().name("gdrd-direct".to_owned()).spawn(opening);
-        let thread = thread.map_err(|error| failed.with(error.raw_os_error().unwrap_or(0)))?;
-        let opened = thread.join().map_err(|_| failed.invalid("the thread that opens it panicked"))??;
+        let opened =
+            without_raw_rights(move || device::open_again(&own)).map_err(|not_opened| match not_opened {
+                NotOpened::NoThread(error) => failed.with(error.raw_os_error().unwrap_or(0)),
+                NotOpened::KeepsRights(errno) => context.failed("capset", "memory").with(errno.raw_os_error()),
+                NotOpened::Panicked => failed.invalid("the thread that opens it panicked"),
+            })??;
         opened.share();
         Ok(Self(Domain(Arc::new(DomainHandle::alloc(&Arc::new(opened))?))))
     }
@@ -98,6 +96,22 @@ fn import_copy<T>(context: BorrowedFd<'_>, import: impl FnOnce(RawFd) -> Result<
     None
 }
 
+/// Why nothing was opened.
+#[derive(Debug)]
+enum NotOpened {
+    NoThread(std::io::Error),
+    KeepsRights(Errno),
+    Panicked,
+}
+
+/// What `open` gives, called on a thread of its own that has given up what a client must not have.
+fn without_raw_rights<T: Send + 'static>(open: impl FnOnce() -> T + Send + 'static) -> Result<T, NotOpened> {
+    let opening = move || drop_raw_rights().map(|()| open());
+    let thread = std::thread::Builder::new().name("gdrd-direct".to_owned()).spawn(opening);
+    let opened = thread.map_err(NotOpened::NoThread)?.join().map_err(|_| NotOpened::Panicked)?;
+    opened.map_err(NotOpened::KeepsRights)
+}
+
 /// Gives up, for the calling thread and for ever, what a client must not have.
 fn drop_raw_rights() -> rustix::io::Result<()> {
     let mut sets = capabilities(None)?;
@@ -148,12 +162,11 @@ mod tests {
     #[test]
     fn the_thread_that_opens_a_clients_context_has_no_raw_rights_and_others_keep_theirs() {
         let before = capabilities(None).expect("the kernel tells");
-        let opener = std::thread::spawn(|| {
-            drop_raw_rights().expect("less can always be had");
-            // What it starts has no more.
-            std::thread::spawn(|| capabilities(None).expect("the kernel tells")).join().expect("it ends")
-        });
-        let dropped = opener.join().expect("it ends");
+        let now = || capabilities(None).expect("the kernel tells");
+        // What the opener starts has no more. Run as root, as builders do, there is something to give up.
+        let opened = without_raw_rights(move || (now(), std::thread::spawn(now).join().expect("it ends")));
+        let (dropped, started) = opened.expect("less can always be had");
+        assert_eq!(dropped, started);
         for set in [dropped.effective, dropped.permitted, dropped.inheritable] {
             assert!(!set.intersects(DROPPED), "{set:?}");
         }
