@@ -53,14 +53,17 @@ impl AdoptOptions {
     }
 
     /// `len_bytes` of CUDA memory at `address`, exported here: of cuMemAlloc or cudaMalloc, or mapped by cuMemMap as a whole.
-    /// Both are multiples of the host's page size. See [`AdoptOptions::cuda_at`].
+    /// Both are multiples of the host's page size. See [`AdoptOptions::cuda_at`]. Where the GPU is coherent with the CPU it is exported
+    /// both ways, as by [`AdoptOptions::other_mapping`].
     ///
     /// # Errors
     /// [`ClientError::Cuda`] for what has no dma-buf.
     pub fn cuda(gpu: &Arc<Gpu>, address: u64, len_bytes: u64) -> Result<Self, ClientError> {
         let identity = Ok(buffer_id(address)?);
         let dma_buf = gpu.export_dma_buf(address, len_bytes)?;
-        Ok(Self { cuda: Some(CudaPlace { address, identity }), ..Self::dma_buf(dma_buf, gpu.uuid()) })
+        let other_mapping = gpu.export_dma_buf_by_pcie(address, len_bytes)?;
+        let place = CudaPlace { address, identity, gpu: Some(Arc::clone(gpu)) };
+        Ok(Self { other_mapping, cuda: Some(place), ..Self::dma_buf(dma_buf, gpu.uuid()) })
     }
 
     /// The dma-buf is of one CUDA allocation that is at this address of this process: [`Session::registration`] and the caches
@@ -98,11 +101,11 @@ pub struct AdoptedMemory {
     size_bytes: u64,
     kind: String,
     memory: Option<Segment>,
+    /// Posts from it wait for this one's work.
+    gpu: Option<Arc<Gpu>>,
     owned: bool,
 }
 
-    /// Posts from it wait for this one's work.
-    gpu: Option<Arc<Gpu>>,
 impl Session {
     /// Adopts memory.
     ///
@@ -163,9 +166,6 @@ impl AdoptedMemory {
         Ok(())
     }
 
-    /// Its number.
-    #[must_use]
-    pub fn id(&self) -> u64 {
     /// Its registrations are of memory of that GPU.
     fn is_used_by(&mut self, gpu: Option<Arc<Gpu>>) {
         if let Some(gpu) = &gpu {
@@ -176,6 +176,9 @@ impl AdoptedMemory {
         self.gpu = gpu;
     }
 
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> u64 {
         self.id
     }
 
@@ -241,11 +244,11 @@ impl Drop for AdoptedMemory {
             return;
         }
         self.session.mappings().forget(self.name());
-        if self.owned && self.session.end().is_none() {
-            Arc::clone(self.session.parting()).disown(self.id);
-        }
         if self.gpu.is_some() {
             self.session.mappings().gpu_slots().part(self.name());
+        }
+        if self.owned && self.session.end().is_none() {
+            Arc::clone(self.session.parting()).disown(self.id);
         }
     }
 }

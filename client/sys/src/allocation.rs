@@ -9,7 +9,7 @@ use crate::table::{Address, Driver};
 use crate::{CudaError, Gpu};
 
 /// `CU_POINTER_ATTRIBUTE_BUFFER_ID`, cuda.h.
-const BUFFER_ID: c_uint = 7;
+pub(crate) const BUFFER_ID: c_uint = 7;
 
 /// Number of the allocation that has this address now. A process sees each number once: memory that is freed, and what is
 /// allocated at its address next, have different ones (`CU_POINTER_ATTRIBUTE_BUFFER_ID`, cuda.h). Needs no current

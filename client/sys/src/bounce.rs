@@ -9,7 +9,7 @@ use crate::table::Opaque;
 use crate::{CudaError, Gpu, Mapping};
 
 /// `CU_MEMHOSTALLOC_PORTABLE`, cuda.h: pinned for every context of the process.
-const PORTABLE: c_uint = 1;
+pub(crate) const PORTABLE: c_uint = 1;
 /// Length of one piece on its way. Long enough that the cost of a call does not show, short enough that the first is
 /// out early.
 const PIECE_BYTES: u64 = 8 << 20;

@@ -9,7 +9,7 @@ use crate::table::{Device, Driver, Opaque};
 use crate::{CudaError, Mapping};
 
 /// Flags of cuEventCreate: waiting sleeps, no times are kept (`CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`).
-const EVENT_FLAGS: c_uint = 1 | 2;
+pub(crate) const EVENT_FLAGS: c_uint = 1 | 2;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`, cuda.h.
 pub(crate) const DMA_BUF_FD: c_uint = 1;
 /// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`, cuda.h (CUDA 12.8).
@@ -76,12 +76,6 @@ impl Gpu {
         Ok(Arc::new(Self { driver, device, context, uuid: uuid.to_owned() }))
     }
 
-    /// Its UUID.
-    #[must_use]
-    pub fn uuid(&self) -> &str {
-        &self.uuid
-    }
-
     /// The GPU that has the memory at an address of this process.
     ///
     /// # Errors
@@ -95,6 +89,12 @@ impl Gpu {
         driver.check("cuPointerGetAttribute", code)?;
         let (_, bytes) = device_at(driver, ordinal)?;
         Self::open(&uuid_text(bytes))
+    }
+
+    /// Its UUID.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        &self.uuid
     }
 
     /// Whether it reaches the memory of another GPU, by NVLink or PCIe. Makes no context there.
@@ -134,12 +134,29 @@ impl Gpu {
     /// # Errors
     /// `Driver`, also for an address that is not of such memory.
     pub fn export_dma_buf(&self, address: u64, len_bytes: u64) -> Result<OwnedFd, CudaError> {
+        self.export(address, len_bytes, 0)
+    }
+
+    /// The same memory as [`Gpu::export_dma_buf`] has it, mapped by PCIe, for NICs that do not take the other: `None` where the
+    /// GPU is not coherent with the CPU, and so has one way only, or the driver refuses (before CUDA 12.8 it knows none).
+    ///
+    /// # Errors
+    /// `Driver`.
+    pub fn export_dma_buf_by_pcie(&self, address: u64, len_bytes: u64) -> Result<Option<OwnedFd>, CudaError> {
+        let mut coherent: c_int = 0;
+        // SAFETY: `coherent` is valid for a write for the call, and the device is one that cuDeviceGet gave.
+        let code = unsafe { (self.driver.device_get_attribute)(&raw mut coherent, HOST_PAGE_TABLES, self.device) };
+        self.driver.check("cuDeviceGetAttribute", code)?;
+        Ok(if coherent == 0 { None } else { self.export(address, len_bytes, MAPPING_TYPE_PCIE).ok() })
+    }
+
+    fn export(&self, address: u64, len_bytes: u64, flags: u64) -> Result<OwnedFd, CudaError> {
         let len = as_len(len_bytes)?;
         let _current = self.enter()?;
         let mut fd: c_int = -1;
         // SAFETY: for this handle type the result is an int (cuda.h), and `fd` is valid for a write for the call. The driver
         // looks the range up, and refuses one that is not there.
-        let code = unsafe { (self.driver.mem_range_handle)(&raw mut fd, address, len, DMA_BUF_FD, 0) };
+        let code = unsafe { (self.driver.mem_range_handle)(&raw mut fd, address, len, DMA_BUF_FD, flags) };
         self.driver.check("cuMemGetHandleForAddressRange", code)?;
         // SAFETY: the driver opened it for the caller, who owns it from here on.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -219,6 +236,17 @@ fn device(driver: &Driver, uuid: &str) -> Result<Device, CudaError> {
     Err(CudaError::UnknownGpu { uuid: uuid.to_owned() })
 }
 
+/// The device of an ordinal, and its UUID.
+fn device_at(driver: &Driver, ordinal: c_int) -> Result<(Device, [u8; 16]), CudaError> {
+    let mut device: Device = 0;
+    // SAFETY: `device` is valid for a write for the call; an ordinal that is none is an error (cuda.h).
+    driver.check("cuDeviceGet", unsafe { (driver.device_get)(&raw mut device, ordinal) })?;
+    let mut bytes = [0; 16];
+    // SAFETY: `bytes` has the 16 bytes of a CUuuid, and the device is one that cuDeviceGet gave.
+    driver.check("cuDeviceGetUuid", unsafe { (driver.device_get_uuid)(&raw mut bytes, device) })?;
+    Ok((device, bytes))
+}
+
 /// As NVML prints it.
 fn uuid_text(bytes: [u8; 16]) -> String {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -242,17 +270,6 @@ mod tests {
         let told = matches!(
             error,
             CudaError::Absent { .. } | CudaError::UnknownGpu { .. } | CudaError::Driver { call: "cuInit", .. }
-/// The device of an ordinal, and its UUID.
-fn device_at(driver: &Driver, ordinal: c_int) -> Result<(Device, [u8; 16]), CudaError> {
-    let mut device: Device = 0;
-    // SAFETY: `device` is valid for a write for the call; an ordinal that is none is an error (cuda.h).
-    driver.check("cuDeviceGet", unsafe { (driver.device_get)(&raw mut device, ordinal) })?;
-    let mut bytes = [0; 16];
-    // SAFETY: `bytes` has the 16 bytes of a CUuuid, and the device is one that cuDeviceGet gave.
-    driver.check("cuDeviceGetUuid", unsafe { (driver.device_get_uuid)(&raw mut bytes, device) })?;
-    Ok((device, bytes))
-}
-
         );
         assert!(told, "{error}");
     }

@@ -11,6 +11,8 @@
 //! Must not know: the daemon, its protocol, sessions.
 #![allow(unsafe_code)]
 
+#[cfg(test)]
+mod abi;
 mod allocation;
 mod bounce;
 mod gpu;

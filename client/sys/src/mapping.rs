@@ -8,12 +8,12 @@ use crate::table::{AccessDescriptor, Address, AllocationHandle, AllocationProper
 use crate::{CudaError, Gpu};
 
 /// `CU_MEM_LOCATION_TYPE_DEVICE`, `CU_MEM_ALLOCATION_TYPE_PINNED`, cuda.h.
-const LOCATION_DEVICE: c_uint = 1;
-const ALLOCATION_PINNED: c_uint = 1;
+pub(crate) const LOCATION_DEVICE: c_uint = 1;
+pub(crate) const ALLOCATION_PINNED: c_uint = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`, cuda.h.
-const READ_WRITE: c_uint = 3;
+pub(crate) const READ_WRITE: c_uint = 3;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, cuda.h.
-const POSIX_FILE_DESCRIPTOR: c_uint = 1;
+pub(crate) const POSIX_FILE_DESCRIPTOR: c_uint = 1;
 
 /// A handle of an allocation; released on drop, after which mappings and descriptors keep the memory.
 #[derive(Debug)]

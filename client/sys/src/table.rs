@@ -99,6 +99,7 @@ table! {
     device_get_count = "cuDeviceGetCount"(*mut c_int);
     device_get = "cuDeviceGet"(*mut Device, c_int);
     device_get_uuid = "cuDeviceGetUuid_v2"(*mut [u8; 16], Device);
+    device_get_attribute = "cuDeviceGetAttribute"(*mut c_int, c_uint, Device);
     device_can_access_peer = "cuDeviceCanAccessPeer"(*mut c_int, Device, Device);
     primary_ctx_retain = "cuDevicePrimaryCtxRetain"(*mut Opaque, Device);
     primary_ctx_release = "cuDevicePrimaryCtxRelease_v2"(Device);

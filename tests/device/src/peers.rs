@@ -29,6 +29,8 @@ pub(crate) fn run(arguments: &[String]) -> anyhow::Result<()> {
         "ipc-maker" => return make_ipc(gpu, bytes),
         "memops" => return time_memory_operations(gpu, bytes),
         _ => {}
+        "first" => return one_thread()?.block_on(crate::bench::acquire_first(folder, gpu, bytes)),
+        "exporter" => return export_both_ways(gpu, bytes),
     }
     runtime()?.block_on(async {
         match role.as_str() {
@@ -195,6 +197,31 @@ fn export_both_ways(gpu: &str, bytes: u64) -> anyhow::Result<()> {
     gpu.export_dma_buf(made.device_address(), bytes)?;
     let by_pcie = gpu.export_dma_buf_by_pcie(made.device_address(), bytes)?;
     say(if by_pcie.is_some() { "two ways" } else { "one way" })
+/// The content: one pattern, and in front of each chunk its number.
+pub(crate) fn chunk(pattern: &mut [u8], number: u64) {
+    if let Some(front) = pattern.get_mut(..8) {
+        front.copy_from_slice(&number.to_le_bytes());
+    }
+}
+
+pub(crate) fn pattern() -> Vec<u8> {
+    (0..CHUNK_BYTES as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).to_le_bytes()[0]).collect()
+}
+
+pub(crate) fn chunks(bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0_u64..).zip((0..bytes).step_by(CHUNK_BYTES))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
+    let digits = |at: usize| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    (0..text.len()).step_by(2).map(|at| digits(at).context("no hexadecimal digits")).collect()
+}
+
+/// Tells the other side where to reach us, and connects to it.
 }
 
 async fn connect(queue_pair: &QueuePair, buffer: &Buffer) -> anyhow::Result<RemoteBuffer> {

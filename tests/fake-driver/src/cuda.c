@@ -14,7 +14,7 @@
 
 enum {
     OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-    NO_PEER = 217, ILLEGAL_ADDRESS = 700,
+    NO_PEER = 217, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801,
 };
 enum { MAX_RANGES = 4096, MAX_STACK = 16 };
 #define GRANULARITY (2ull << 20)
@@ -92,8 +92,7 @@ int cuDeviceGetUuid_v2(unsigned char *bytes, int device) {
 }
 
 int cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
-    (void)attribute, (void)device;
-    *value = 1;
+    *value = attribute != 100 || gpu_of(device)->is_coherent; /* ..._USES_HOST_PAGE_TABLES */
     return OK;
 }
 
@@ -143,6 +142,7 @@ int cuCtxPopCurrent_v2(struct context **context) {
 }
 
 static int current(void) { return depth && stack[depth - 1] ? stack[depth - 1]->device : -1; }
+
 /* What was queued is done, as it is by the time that a wait for it returns. */
 static int do_fills(void) {
     pthread_mutex_lock(&lock);
@@ -151,7 +151,6 @@ static int do_fills(void) {
     pthread_mutex_unlock(&lock);
     return OK;
 }
-
 
 /* No cuCtxSetFlags, as a driver before CUDA 12.1 has none. */
 int cuCtxGetFlags(unsigned *flags) { *flags = 0; return OK; }
@@ -271,8 +270,8 @@ int cuMemMap(uint64_t start, size_t len, size_t offset, struct handle *handle, u
     return at == MAP_FAILED || !range ? INVALID : OK;
 }
 
-    do_fills();
 int cuMemUnmap(uint64_t start, size_t len) {
+    do_fills();
     pthread_mutex_lock(&lock);
     struct range *range = range_at(start, len);
     if (range && range->fd >= 0) close(range->fd);
@@ -299,12 +298,13 @@ int cuMemSetAccess(uint64_t start, size_t len, const struct access *access, size
 
 /* A dma-buf of the range: a file of its own on the same memory. */
 int cuMemGetHandleForAddressRange(int *fd, uint64_t start, size_t len, unsigned type, unsigned long long flags) {
-    (void)flags;
     pthread_mutex_lock(&lock);
     struct range *range = range_at(start, len);
+    int refuses = flags && range && range->gpu >= 0 && !gpu_of(range->gpu)->is_coherent;
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", range ? range->fd : -1);
     pthread_mutex_unlock(&lock);
+    if (refuses) return NOT_SUPPORTED;
     *fd = type == 1 ? open(path, O_RDWR | O_CLOEXEC) : -1;
     return *fd < 0 ? INVALID : OK;
 }
