@@ -26,6 +26,7 @@ pub(crate) fn checks() -> Vec<Check> {
         check("whose the memory of each gpu is adds up to what nvidia-smi shows", memory_adds_up),
         check("clients killed on all gpus at once leave each as it was", killed_clients_leave_each_gpu_as_it_was),
         check("a daemon killed with leases on all gpus leaves content, and each gpu as it was", killed_daemon),
+        check("a daemon killed under a keeper takes up the leases on all gpus, content and keys", kept_on_all_gpus),
         check("out of memory tells what is free and who holds the rest", out_of_memory_tells_holders),
     ]
 }
@@ -76,6 +77,22 @@ fn memory_adds_up(host: &Host) -> anyhow::Result<()> {
     let runtime = runtime()?;
     let client = runtime.block_on(connect(&daemon.runtime_dir()))?;
     let empty = settled(host, &runtime, &client)?;
+    // Leases that no client maps: there is no context but those of workers, which end.
+    let session = runtime.block_on(session(&daemon.runtime_dir()))?;
+    let mut leased = Vec::new();
+    for gpu in &host.gpus {
+        leased.push(runtime.block_on(session.acquire(AcquireOptions::on_gpu(&gpu.uuid, LEASE_BYTES)))?);
+    }
+    wait_for("idle workers to end", || Ok(workers_of(daemon.pid())?.is_empty()))?;
+    let unmapped = settled(host, &runtime, &client)?;
+    for (gpu, before) in unmapped.iter().zip(&empty) {
+        leases_are_what_is_used_more(gpu, before)?;
+    }
+    drop((leased, session));
+    wait_for("the leases to end", || {
+        let told = runtime.block_on(client.gpu_memory())?;
+        Ok(told.iter().all(|gpu| buffers_of(gpu) == 0))
+    })?;
     let holders = holders(host, &daemon, 1)?;
     wait_for("idle workers to end", || Ok(workers_of(daemon.pid())?.is_empty()))?;
     for (gpu, before) in settled(host, &runtime, &client)?.iter().zip(&empty) {
@@ -85,14 +102,10 @@ fn memory_adds_up(host: &Host) -> anyhow::Result<()> {
         ensure!(gpu.leased_bytes == LEASE_BYTES, "{} bytes are leased", gpu.leased_bytes);
         ensure!(driver.context_bytes == 0, "no worker runs, {} bytes of contexts", driver.context_bytes);
         ensure!(driver.total_bytes > driver.used_bytes, "{driver:?}");
-        let bar1 = |gpu: &GpuMemoryUse| gpu.driver.as_ref().and_then(|driver| driver.bar1_used_bytes);
-        println!(
-            "  {}: {} MiB used, BAR1 {:?}, {:?} before",
-            gpu.name,
-            driver.used_bytes / MIB,
-            bar1(gpu),
-            bar1(before)
-        );
+        // Contexts of clients are others' to the daemon.
+        let others = |gpu: &GpuMemoryUse| gpu.driver.as_ref().map_or(0, |driver| driver.others_bytes);
+        ensure!(others(gpu) > others(before), "a client's context is nobody's: {driver:?}");
+        bar1_grows_as_use_does(gpu, before)?;
         ensure!(driver.bar1_used_at_start_bytes.is_some(), "BAR1 at the start is not told");
     }
     drop(holders);
@@ -100,6 +113,29 @@ fn memory_adds_up(host: &Host) -> anyhow::Result<()> {
         let told = runtime.block_on(client.gpu_memory())?;
         Ok(told.iter().all(|gpu| buffers_of(gpu) == 0))
     })
+}
+
+/// Between two looks nothing came but one lease: use of the GPU grew by it, and what is others' is as it was.
+fn leases_are_what_is_used_more(gpu: &GpuMemoryUse, before: &GpuMemoryUse) -> anyhow::Result<()> {
+    let (now, then) = (gpu.driver.as_ref(), before.driver.as_ref());
+    let (now, then) = (now.context("the driver tells nothing")?, then.context("the driver told nothing")?);
+    let more = now.used_bytes.checked_sub(then.used_bytes).context("less is used with a lease than without")?;
+    ensure!(gpu.leased_bytes == LEASE_BYTES, "{} bytes are leased", gpu.leased_bytes);
+    ensure!(more.abs_diff(LEASE_BYTES) <= SLACK_MIB * MIB, "{more} bytes more are used with a lease of {LEASE_BYTES}");
+    let others = now.others_bytes.abs_diff(then.others_bytes);
+    ensure!(others <= SLACK_MIB * MIB, "others had {} bytes, and have {}", then.others_bytes, now.others_bytes);
+    Ok(())
+}
+
+/// The driver maps what is in use there.
+fn bar1_grows_as_use_does(gpu: &GpuMemoryUse, before: &GpuMemoryUse) -> anyhow::Result<()> {
+    let used = |gpu: &GpuMemoryUse| gpu.driver.as_ref().map(|driver| driver.used_bytes);
+    let bar1 = |gpu: &GpuMemoryUse| gpu.driver.as_ref().and_then(|driver| driver.bar1_used_bytes);
+    let more = |of: &dyn Fn(&GpuMemoryUse) -> Option<u64>| of(gpu)?.checked_sub(of(before)?);
+    let (used, bar1) = (more(&used).context("use shrank")?, more(&bar1).context("BAR1 use shrank, or is not told")?);
+    println!("  {}: {} MiB more used, {} MiB more of BAR1", gpu.name, used / MIB, bar1 / MIB);
+    ensure!(used.abs_diff(bar1) <= SLACK_MIB * MIB, "{used} bytes more are used, and {bar1} bytes more of BAR1");
+    Ok(())
 }
 
 fn killed_clients_leave_each_gpu_as_it_was(host: &Host) -> anyhow::Result<()> {
@@ -141,6 +177,31 @@ fn killed_daemon(host: &Host) -> anyhow::Result<()> {
         ensure!(byte == [0], "the next daemon lends what is not zero");
     }
     drop((holders, session, next));
+    wait_for_each(host, &before)
+}
+
+/// By a keeper's descriptors: the next daemon has the memory of each GPU, and lends it to who opens the lease.
+fn kept_on_all_gpus(host: &Host) -> anyhow::Result<()> {
+    let before = used(host)?;
+    let daemon = Daemon::start_kept(host, CONFIG)?;
+    let mut holders = holders(host, &daemon, 1)?;
+    let old = daemon.daemon_pid().context("the daemon has no pid")?;
+    kill_process(i32::try_from(old).ok().and_then(Pid::from_raw).context("no pid")?, Signal::KILL)?;
+    for (gpu, holder) in host.gpus.iter().zip(&mut holders) {
+        // Goes on with the next daemon, has new keys, and the content by its old mapping.
+        for (said, wanted) in [("restarted", "new keys"), ("check", "right")] {
+            holder.say(said)?;
+            let heard = holder.hear()?;
+            ensure!(heard == wanted, "{}: {heard}", gpu.uuid);
+        }
+        holder.say("lease")?;
+        let mut opener = Peer::start("opener", &daemon.runtime_dir(), &gpu.uuid, LEASE_BYTES)?;
+        opener.say(&holder.hear()?)?;
+        let heard = opener.hear()?;
+        ensure!(heard == "right", "{}: an opened lease: {heard}", gpu.uuid);
+    }
+    ensure!(daemon.daemon_pid() != Some(old), "the daemon is the same");
+    drop((holders, daemon));
     wait_for_each(host, &before)
 }
 

@@ -6,17 +6,20 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use gdrd_client::{AcquireOptions, Client, Mapping, Session};
+use gdrd_client::{AcquireOptions, Client, Gpu, Mapping, Session};
 use gdrd_client_sys::ipc::OpenedIpc;
 use gdrd_hal::GpuMemory as _;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::daemon::{Daemon, connect, session};
+use crate::daemon::{Daemon, connect, one_thread, session};
 use crate::host::Host;
 use crate::leases::Peer;
+use crate::peers::{hear, say};
 
 const MIB: u64 = 1 << 20;
 const ROUNDS: usize = 25;
+/// Processes, each of which takes as long as a context of CUDA to start.
+const FIRST_ROUNDS: usize = 5;
 /// A hang ends the measurement here.
 const SETTLING: Duration = Duration::from_secs(30);
 /// Sizes, and how many times faster than a fresh allocation a warm lease must be.
@@ -41,21 +44,27 @@ driver cannot hand out again what it just took back.
 
 - *warm*: an acquire from a running daemon with a ready buffer (RDMA-capable, zeroed, exported, registered) whose memory this
   session had before and keeps mapped, 4 GiB of it by default; what is longer is imported and mapped again.
-- *first*: the same for memory that this session has not had: the acquire, then import and map.
+- *first*: the same for memory that neither the session nor its process has had, the acquire, then import and map: by 5 other
+  processes, which have imported something else before.
 - *fresh*: the same kind of memory made for this one use: RDMA-capable and verified so, zeroed, exported as memory and as dma-buf,
-  then imported and mapped. This is what the verdict compares with.
+  then imported and mapped. This is what the verdict compares with; how *warm* compares with *plain* is said beside it.
 - *again*: *fresh* where the round before gave its memory back first, as in a loop. Giving it back is not counted.
 - *plain*: less than a lease has: made, mapped and exported as memory alone, not zeroed, then imported and mapped.
 - *cuIpc*: cuMemAlloc and its IPC handle, opened in the other process. No NIC can be given such memory by a descriptor.
 
-| size MiB | warm | warm p99 | of it acquire | first | fresh | again | plain | cuIpc | fresh / warm | fresh / first | again / warm |
-|---|---|---|---|---|---|---|---|---|---|---|---|
+| size MiB | warm | warm p99 | of it acquire | first | fresh | again | plain | cuIpc | fresh / warm | fresh / first | again / warm | plain / warm |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
 /// Times of one way to a usable pointer.
 struct Times(Vec<Duration>);
 
 impl Times {
+    /// Each, microseconds.
+    fn all(&self) -> String {
+        self.0.iter().map(|time| format!("{:.0}", time.as_secs_f64() * 1e6)).collect::<Vec<_>>().join(" ")
+    }
+
     fn at(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
@@ -73,29 +82,35 @@ pub(crate) fn run(host: &Host) -> anyhow::Result<(String, Vec<(String, bool)>)> 
     let mut verdicts = Vec::new();
     table.push_str(HEADER);
     let daemon = Daemon::start(host, CONFIG)?;
-    // One thread: another one's wake-up would cost as much as the call.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = one_thread()?;
     let client = runtime.block_on(connect(&daemon.runtime_dir()))?;
     let session = runtime.block_on(session(&daemon.runtime_dir()))?;
-    let mut flat = Vec::new();
+    let (mut flat, mut raw) = (Vec::new(), String::new());
     for (bytes, factor) in SIZES {
         let (plain, ipc) = (made(host, "maker", bytes)?, made(host, "ipc-maker", bytes)?);
         let (fresh, again) = (fresh(host, bytes, true)?, fresh(host, bytes, false)?);
-        let (warm, acquire, first) =
+        let (warm, acquire) =
             runtime.block_on(warm(host, &client, &session, bytes)).with_context(|| format!("{bytes} bytes"))?;
+        let first = runtime.block_on(first(host, &daemon, &client, bytes)).with_context(|| format!("{bytes} bytes"))?;
+        let ways = [&warm, &acquire, &first, &fresh, &again, &plain, &ipc];
+        for (name, times) in ["warm", "acquire", "first", "fresh", "again", "plain", "cuIpc"].iter().zip(ways) {
+            writeln!(raw, "{} {name}: {}", bytes / MIB, times.all())?;
+        }
         let [w50, f50, g50, p50, i50] = [&warm, &fresh, &again, &plain, &ipc].map(|times| times.at(0.5));
         let (w99, a50, n50) = (warm.at(0.99), acquire.at(0.5), first.at(0.5));
         writeln!(
             table,
-            "| {} | {w50:.0} | {w99:.0} | {a50:.0} | {n50:.0} | {f50:.0} | {g50:.0} | {p50:.0} | {i50:.0} | {:.1} | {:.1} | {:.1} |",
+            "| {} | {w50:.0} | {w99:.0} | {a50:.0} | {n50:.0} | {f50:.0} | {g50:.0} | {p50:.0} | {i50:.0} | {:.1} | {:.1} | {:.1} | {:.1} |",
             bytes / MIB,
             f50 / w50,
             f50 / n50,
-            g50 / w50
+            g50 / w50,
+            p50 / w50
         )?;
-        let ratio = f50 / w50;
+        let (ratio, of_plain) = (f50 / w50, p50 / w50);
+        let than_plain = format!("{of_plain:.1} times than memory without zeroes and dma-buf");
         verdicts.push((
-            format!("warm {} MiB: {ratio:.1} times faster than fresh, {factor} asked", bytes / MIB),
+            format!("warm {} MiB: {ratio:.1} times faster than fresh, {factor} asked; {than_plain}", bytes / MIB),
             ratio >= factor,
         ));
         if bytes <= FLAT_UP_TO {
@@ -121,6 +136,11 @@ pub(crate) fn run(host: &Host) -> anyhow::Result<(String, Vec<(String, bool)>)> 
     verdicts
         .push((format!("scrub at {share:.2} of cuMemsetD8, {LEAST_SCRUB_SHARE} asked"), share >= LEAST_SCRUB_SHARE));
     starts(host, &mut table)?;
+    steps(host, &mut table)?;
+    writeln!(
+        table,
+        "\nEvery time of the first table, in the order in which it was taken, by size in MiB:\n\n```\n{raw}```"
+    )?;
     Ok((table, verdicts))
 }
 
@@ -186,9 +206,9 @@ async fn empty_calls(client: &Client) -> anyhow::Result<Times> {
     Ok(Times(times))
 }
 
-/// Whole rounds; of them the acquires, and the acquires with an import and a mapping as by who has not had the memory.
-async fn warm(host: &Host, client: &Client, session: &Session, bytes: u64) -> anyhow::Result<(Times, Times, Times)> {
-    let (mut times, mut acquires, mut firsts) = (Vec::new(), Vec::new(), Vec::new());
+/// Whole rounds, and of them the acquires.
+async fn warm(host: &Host, client: &Client, session: &Session, bytes: u64) -> anyhow::Result<(Times, Times)> {
+    let (mut times, mut acquires) = (Vec::new(), Vec::new());
     let options = || AcquireOptions::on_gpu(&host.gpu.uuid, bytes);
     // Cold ones: the class is used, and ready buffers are made behind them.
     for _ in 0..2 {
@@ -205,14 +225,41 @@ async fn warm(host: &Host, client: &Client, session: &Session, bytes: u64) -> an
         times.push(started.elapsed());
         acquires.push(acquired);
         ensure!(address != 0, "the buffer is mapped nowhere");
-        let started = Instant::now();
-        let mapped = Mapping::import(&host.own, buffer.try_clone_fd()?.as_fd(), bytes)?;
-        firsts.push(acquired + started.elapsed());
-        drop(mapped);
         buffer.release().await?;
         settled(client).await?;
     }
-    Ok((Times(times), Times(acquires), Times(firsts)))
+    Ok((Times(times), Times(acquires)))
+}
+
+/// A warm acquire and the mapping of what it gave, by processes each of which has had nothing from the daemon.
+async fn first(host: &Host, daemon: &Daemon, client: &Client, bytes: u64) -> anyhow::Result<Times> {
+    let mut times = Vec::new();
+    for _ in 0..FIRST_ROUNDS {
+        let mut peer = Peer::start("first", &daemon.runtime_dir(), &host.gpu.uuid, bytes)?;
+        times.push(Duration::from_nanos(peer.hear()?.parse()?));
+        peer.say("end")?;
+        ensure!(peer.hear()? == "released", "the lease was not released");
+        settled(client).await?;
+    }
+    Ok(Times(times))
+}
+
+/// The other process of it.
+pub(crate) async fn acquire_first(folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<()> {
+    let session = session(folder).await?;
+    // A driver's first import takes longer, whatever it imports.
+    let own = Gpu::open(gpu)?;
+    let made = Mapping::create(&own, 2 * MIB)?;
+    drop(Mapping::import(&own, made.export_memory()?.as_fd(), 2 * MIB)?);
+    let started = Instant::now();
+    let buffer = session.acquire(AcquireOptions::on_gpu(gpu, bytes)).await?;
+    let address = buffer.device_memory()?.device_address();
+    let time = started.elapsed();
+    ensure!(address != 0, "the buffer is mapped nowhere");
+    say(&time.as_nanos().to_string())?;
+    hear()?;
+    buffer.release().await?;
+    say("released")
 }
 
 /// Returns when what was released is scrubbed, registered and ready again.
@@ -263,6 +310,39 @@ fn best(mut call: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Duration
         best = best.min(started.elapsed());
     }
     Ok(best)
+}
+
+/// Each step of what a job does itself, in this process.
+fn steps(host: &Host, table: &mut String) -> anyhow::Result<()> {
+    writeln!(
+        table,
+        "\nThe steps of a job that makes its own, microseconds p50 of {ROUNDS}: cuMemCreate, reserved, mapped and opened; exported as \
+         memory, and as dma-buf; imported, reserved, mapped and opened again.\n"
+    )?;
+    writeln!(
+        table,
+        "| size MiB | create and map | export memory | export dma-buf | import and map |\n|---|---|---|---|---|"
+    )?;
+    for (bytes, _) in SIZES {
+        let mut times: [Vec<Duration>; 4] = Default::default();
+        for _ in 0..ROUNDS {
+            let [create, export, dma_buf, import] = &mut times;
+            let made = timed(create, || Ok(Mapping::create(&host.own, bytes)?))?;
+            let memory = timed(export, || Ok(made.export_memory()?))?;
+            drop(timed(dma_buf, || Ok(made.export_dma_buf()?))?);
+            drop(timed(import, || Ok(Mapping::import(&host.own, memory.as_fd(), bytes)?))?);
+        }
+        let [create, export, dma_buf, import] = times.map(|times| Times(times).at(0.5));
+        writeln!(table, "| {} | {create:.0} | {export:.0} | {dma_buf:.0} | {import:.0} |", bytes / MIB)?;
+    }
+    Ok(())
+}
+
+fn timed<T>(times: &mut Vec<Duration>, call: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let started = Instant::now();
+    let done = call()?;
+    times.push(started.elapsed());
+    Ok(done)
 }
 
 /// What a worker costs, and what one allocation costs in it.

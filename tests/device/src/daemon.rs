@@ -89,6 +89,11 @@ pub(crate) fn runtime() -> anyhow::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("start a runtime")
 }
 
+/// The same on this thread alone, where a call's time counts: another thread's wake-up would cost as much.
+pub(crate) fn one_thread() -> anyhow::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")
+}
+
 /// Connects to the daemon of a folder.
 pub(crate) async fn connect(folder: &Path) -> anyhow::Result<Client> {
     Ok(ClientOptions::default().runtime_dir(RuntimeDir::new(folder)).connect().await?)

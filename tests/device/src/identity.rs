@@ -73,7 +73,9 @@ async fn adopted_bytes(client: &Client) -> anyhow::Result<f64> {
 }
 
 fn freed_memory_comes_back(host: &Host) -> anyhow::Result<()> {
-    let daemon = Daemon::start(host, CONFIG)?;
+    // Room for one and a half of it.
+    let rule = format!("[[policy.lease]]\nwho = \"uid:0\"\nmax_bytes = {}\n", LEN_BYTES / 2 * 3);
+    let daemon = Daemon::start(host, &(CONFIG.to_owned() + &rule))?;
     let runtime = runtime()?;
     runtime.block_on(async {
         let client = connect(&daemon.runtime_dir()).await?;
@@ -82,10 +84,13 @@ fn freed_memory_comes_back(host: &Host) -> anyhow::Result<()> {
         let memory = Allocation::new(&host.own, LEN_BYTES)?;
         let adopted = session.adopt(AdoptOptions::cuda(&host.own, memory.device_address(), LEN_BYTES)?).await?;
         ensure!(adopted.len_bytes() == LEN_BYTES, "{adopted:?}");
-        ensure!(
-            session.give_up_freed_memory() == 0 && adopted_bytes(&client).await? > 0.0,
-            "it is given up while in use"
-        );
+        ensure!(adopted_bytes(&client).await? == LEN_BYTES as f64, "it does not count as many bytes as it has");
+        ensure!(session.give_up_freed_memory() == 0, "it is given up while in use");
+        let more = Allocation::new(&host.own, LEN_BYTES)?;
+        let refused = session.adopt(AdoptOptions::cuda(&host.own, more.device_address(), LEN_BYTES)?).await;
+        let error = refused.err().context("more was adopted than the rule allows")?;
+        ensure!(error.reason() == Some("QUOTA_BYTES"), "{error}");
+        drop(more);
         drop(memory);
         // The daemon's dma-buf keeps it: nothing tells of a free.
         ensure!(host.used_mib()? + SLACK_MIB >= before + LEN_BYTES / MIB, "memory was freed under its dma-buf");

@@ -6,7 +6,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
-use gdrd_client::{AcquireOptions, Mapping, Operation, QueuePairOptions, Source, Status, Stream};
+use gdrd_client::{AcquireOptions, Client, Mapping, Operation, QueuePairOptions, Source, Status};
+
+use tokio::runtime::Runtime;
 
 use crate::Check;
 use crate::daemon::{CONFIG, Daemon, connect, runtime, session};
@@ -188,9 +190,20 @@ fn proof_is_asked_for(host: &Host) -> anyhow::Result<()> {
     })
 }
 
+/// Memory in use that is neither in buffers of the daemon nor of its workers, MiB.
+fn others_mib(host: &Host, runtime: &Runtime, client: &Client) -> anyhow::Result<u64> {
+    let told = runtime.block_on(client.gpu_memory())?;
+    let gpu = told.iter().find(|gpu| gpu.gpu_uuid == host.gpu.uuid).context("the gpu is not told")?;
+    Ok(gpu.driver.as_ref().context("the driver tells nothing")?.others_bytes / MIB)
+}
+
 fn killed_clients_leave_nothing(host: &Host) -> anyhow::Result<()> {
     let daemon = Daemon::start(host, CONFIG)?;
+    let runtime = runtime()?;
+    let client = runtime.block_on(connect(&daemon.runtime_dir()))?;
     let before = host.used_mib()?;
+    let others = || others_mib(host, &runtime, &client);
+    let others_before = others()?;
     for _ in 0..KILL_ROUNDS / KILLED_TOGETHER {
         let peers: Result<Vec<_>, _> = (0..KILLED_TOGETHER)
             .map(|_| Peer::start("holder", &daemon.runtime_dir(), &host.gpu.uuid, 64 * MIB))
@@ -199,8 +212,12 @@ fn killed_clients_leave_nothing(host: &Host) -> anyhow::Result<()> {
         for peer in &mut peers {
             ensure!(peer.hear()? == "held", "a client did not get its buffer");
         }
+        // An answer of the driver may be half a second old.
+        wait_for("contexts of clients to be seen", || Ok(others()? > others_before))?;
         // By SIGKILL, all at once.
         drop(peers);
+        // What the daemon has is its pool's, and is looked at in the end.
+        wait_for("what killed clients used", || Ok(others()? <= others_before + SLACK_MIB))?;
     }
     wait_for("the workers' end", || Ok(workers_of(daemon.pid())?.is_empty()))?;
     host.wait_for_used_mib(before + SLACK_MIB)

@@ -3,8 +3,8 @@
 //!
 //! usage: `gdrd-device-test [FILTER…] [--measured FILE] [--gdrd FILE] [--sysfs-root DIR]`
 //!
-//! Runs the checks whose names have one of the filters in them. Prints a line for each and ends in one line 'N passed, N
-//! failed'. What was measured goes to the file. `--sysfs-root` is for drivers that are not real: the tree in which the
+//! Runs the checks whose names have one of the filters in them. Prints a line for each, also for what this machine
+//! cannot run and why, and ends in one line 'N passed, N failed'. What was measured goes to the file. `--sysfs-root` is for drivers that are not real: the tree in which the
 //! daemon looks for the GPUs that the driver lists, without proof of the right to them.
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ mod daemon;
 mod host;
 mod identity;
 mod leases;
+mod matrix;
 mod pairs;
 mod peers;
 mod restart;
@@ -118,7 +119,11 @@ fn all(options: &Options) -> anyhow::Result<(u32, u32)> {
     checks.extend(identity::checks());
     checks.extend(restart::checks());
     checks.extend(all_gpus::checks());
+    checks.extend(matrix::checks(&host));
     checks.extend(pairs::checks(&host));
+    for skipped in matrix::skipped(&host).into_iter().chain(pairs::skipped(&host)) {
+        println!("skipped {skipped}");
+    }
     let (mut passed, mut failed) = (0, 0);
     for (name, check) in checks.iter().filter(|(name, _)| options.wants(name)) {
         let started = Instant::now();

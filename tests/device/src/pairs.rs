@@ -53,6 +53,12 @@ pub(crate) fn checks(host: &Host) -> Vec<Check> {
     ]
 }
 
+/// Why none of them is run.
+pub(crate) fn skipped(host: &Host) -> Option<String> {
+    let reason = "there is one gpu here that is served, and a pair needs two";
+    (host.gpus.len() < 2).then(|| format!("memory of one gpu used from another, and its table: {reason}"))
+}
+
 /// Each ordered pair.
 fn pairs(host: &Host) -> impl Iterator<Item = (&GpuReport, &GpuReport)> {
     let all = host.gpus.iter().flat_map(|from| host.gpus.iter().map(move |to| (from, to)));

@@ -15,10 +15,12 @@ use gdrd_client::{
 
 use gdrd_client_sys::{Allocation, ipc};
 
-use crate::daemon::{runtime, session};
+use crate::daemon::{one_thread, runtime, session};
 
 pub(crate) const CHUNK_BYTES: usize = 4 << 20;
 const PIECE_BYTES: u32 = 64 << 20;
+/// What a holder fills its memory with.
+const HELD: u8 = 0xee;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(arguments: &[String]) -> anyhow::Result<()> {
@@ -27,22 +29,23 @@ pub(crate) fn run(arguments: &[String]) -> anyhow::Result<()> {
     match role.as_str() {
         "maker" => return make(gpu, bytes),
         "ipc-maker" => return make_ipc(gpu, bytes),
-        "memops" => return time_memory_operations(gpu, bytes),
-        _ => {}
         "first" => return one_thread()?.block_on(crate::bench::acquire_first(folder, gpu, bytes)),
         "exporter" => return export_both_ways(gpu, bytes),
+        "memops" => return time_memory_operations(gpu, bytes),
+        _ => {}
     }
     runtime()?.block_on(async {
         match role.as_str() {
             "holder" => hold(folder, gpu, bytes).await,
+            "opener" => open(folder, gpu, bytes).await,
             "sender" => send(folder, gpu, bytes).await,
             "receiver" => receive(folder, gpu, bytes).await,
+            "poster" => post_behind_work(folder, gpu, bytes).await,
             "freer" => crate::identity::look_up_freed(folder, gpu, bytes).await,
             "mapper" => crate::pairs::use_from(folder, gpu, bytes).await,
             role => bail!("no role {role}"),
         }
     })
-            "poster" => post_behind_work(folder, gpu, bytes).await,
 }
 
 pub(crate) fn say(line: &str) -> anyhow::Result<()> {
@@ -60,14 +63,34 @@ pub(crate) fn hear() -> anyhow::Result<String> {
 async fn hold(folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<()> {
     let session = session(folder).await?;
     let buffer = session.acquire(AcquireOptions::on_gpu(gpu, bytes)).await?;
-    buffer.device_memory()?.fill(0, bytes, 0xee)?;
+    buffer.device_memory()?.fill(0, bytes, HELD)?;
     say("held")?;
-    while hear()? == "check" {
-        let mut content = vec![0; usize::try_from(bytes)?];
-        buffer.read_into(0, &mut content)?;
-        say(if content.iter().all(|byte| *byte == 0xee) { "right" } else { "the content changed" })?;
+    loop {
+        match hear()?.as_str() {
+            "check" => check_held(&buffer, bytes)?,
+            "lease" => say(&buffer.lease_id().to_string())?,
+            "restarted" => {
+                session.restarted(0).await.context("the session did not go on")?;
+                let was_current = buffer.is_current();
+                buffer.refresh().await?;
+                say(if !was_current && buffer.is_current() { "new keys" } else { "the keys are those of before" })?;
+            }
+            _ => return Ok(()),
+        }
     }
-    Ok(())
+}
+
+/// Opens the lease of a holder, and looks whether it has its content.
+async fn open(folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<()> {
+    let opened = session(folder).await?.open_lease(hear()?.parse()?).await?;
+    ensure!(opened.gpu_uuid() == gpu && opened.len_bytes() >= bytes, "{opened:?}");
+    check_held(&opened, bytes)
+}
+
+fn check_held(buffer: &Buffer, bytes: u64) -> anyhow::Result<()> {
+    let mut content = vec![0; usize::try_from(bytes)?];
+    buffer.read_into(0, &mut content)?;
+    say(if content.iter().all(|byte| *byte == HELD) { "right" } else { "the content changed" })
 }
 
 /// Makes and exports memory each time it is asked to, as a job without a daemon would.
@@ -117,31 +140,6 @@ fn time_memory_operations(gpu: &str, bytes: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The content: one pattern, and in front of each chunk its number.
-pub(crate) fn chunk(pattern: &mut [u8], number: u64) {
-    if let Some(front) = pattern.get_mut(..8) {
-        front.copy_from_slice(&number.to_le_bytes());
-    }
-}
-
-pub(crate) fn pattern() -> Vec<u8> {
-    (0..CHUNK_BYTES as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).to_le_bytes()[0]).collect()
-}
-
-pub(crate) fn chunks(bytes: u64) -> impl Iterator<Item = (u64, u64)> {
-    (0_u64..).zip((0..bytes).step_by(CHUNK_BYTES))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
-    let digits = |at: usize| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
-    (0..text.len()).step_by(2).map(|at| digits(at).context("no hexadecimal digits")).collect()
-}
-
-/// Tells the other side where to reach us, and connects to it.
 /// Posts from memory on which work is queued, from a lease and from memory of its own, and says what the far side has: after
 /// a post that waits for nothing, one that does by itself, and one that names the stream.
 async fn post_behind_work(folder: &Path, gpu: &str, bytes: u64) -> anyhow::Result<()> {
@@ -197,6 +195,8 @@ fn export_both_ways(gpu: &str, bytes: u64) -> anyhow::Result<()> {
     gpu.export_dma_buf(made.device_address(), bytes)?;
     let by_pcie = gpu.export_dma_buf_by_pcie(made.device_address(), bytes)?;
     say(if by_pcie.is_some() { "two ways" } else { "one way" })
+}
+
 /// The content: one pattern, and in front of each chunk its number.
 pub(crate) fn chunk(pattern: &mut [u8], number: u64) {
     if let Some(front) = pattern.get_mut(..8) {
@@ -222,8 +222,6 @@ fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
 }
 
 /// Tells the other side where to reach us, and connects to it.
-}
-
 async fn connect(queue_pair: &QueuePair, buffer: &Buffer) -> anyhow::Result<RemoteBuffer> {
     let registration = buffer.registration(queue_pair.hca())?;
     say(&format!("{} {}", hex(&queue_pair.endpoint().to_bytes()), hex(&registration.remote().to_bytes())))?;

@@ -30,7 +30,7 @@ fn write_tree(root: &Path, gpus: &[u8]) {
     build(&snapshot.host, root).expect("a tree can be written");
 }
 
-/// A fake driver with two GPUs, and the tree that has them.
+/// A fake driver, and the tree that has its GPUs.
 struct Machine {
     _folder: TempDir,
     driver: FakeDriver,
@@ -43,11 +43,11 @@ impl Machine {
         let driver = FakeDriver::install(folder.path(), gpus).expect("laid in");
         let root = folder.path().join("root");
         std::fs::create_dir(&root).expect("a folder");
-        write_tree(&root, &[6, 7]);
+        let bus = |gpu: &FakeGpu| gpu.bdf.split(':').nth(1).and_then(|bus| u8::from_str_radix(bus, 16).ok());
+        write_tree(&root, &gpus.iter().map(|gpu| bus(gpu).expect("an address")).collect::<Vec<_>>());
         Self { _folder: folder, driver, root }
     }
 
-    /// A program that finds the driver.
     /// With an older driver, which lacks a function.
     fn without(mut self, symbol: &str) -> Self {
         self.driver = self.driver.without(symbol).expect("the driver has it");
@@ -67,6 +67,7 @@ impl Machine {
         if output.status.success() { Ok(told(&output.stdout)) } else { Err(told(&output.stderr)) }
     }
 
+    /// A program that finds the driver.
     fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut command = Command::new(program);
@@ -76,8 +77,17 @@ impl Machine {
         command
     }
 
-    /// Runs checks, all of which pass.
-    fn check(&self, filters: &[&str]) {
+    /// Runs checks, all of which pass, and returns what they say.
+    fn check(&self, filters: &[&str]) -> String {
+        let text = self.run(filters);
+        let passed = text.lines().filter(|line| line.starts_with("ok ")).count();
+        assert!(text.ends_with(" 0 failed\n"), "{text}");
+        assert!(passed >= filters.len(), "{passed} checks for {filters:?}:\n{text}");
+        text
+    }
+
+    /// Runs checks, and returns what they say.
+    fn run(&self, filters: &[&str]) -> String {
         let output = self
             .command(env!("CARGO_BIN_EXE_gdrd-device-test"))
             .args(filters)
@@ -88,27 +98,27 @@ impl Machine {
             .output()
             .expect("it runs");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let passed = text.lines().filter(|line| line.starts_with("ok ")).count();
-        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-        assert!(passed >= filters.len(), "{passed} checks for {filters:?}:\n{text}");
+        assert_eq!(output.status.success(), text.ends_with(" 0 failed\n"), "{text}");
+        text
     }
 
     /// A daemon that serves its GPUs.
     fn daemon(&self, config: &str) -> Daemon {
         let folder = tempfile::tempdir().expect("a folder");
-        let file = folder.path().join("gdrd.toml");
-        std::fs::write(&file, format!("gpu_proof = \"none\"\n{config}")).expect("a file can be written");
-        let mut command = self.command(binary("gdrd"));
-        command.args(words).args(["--log", "error", "--sysfs-root"]).arg(&self.root);
-        command.arg("--config").arg(file).arg("--runtime-dir").arg(folder.path().join("run")).stdin(Stdio::null());
-        Daemon { child: command.spawn().expect("it starts"), folder }
-    }
-}
-        self.daemon_with(config, &["--sim-hca", "2"])
+        let child = self.daemon_in(folder.path(), config).spawn().expect("it starts");
+        Daemon { child, folder }
     }
 
-    /// The same with these words.
-    fn daemon_with(&self, config: &str, words: &[&str]) -> Daemon {
+    /// What starts it, with files in that folder.
+    fn daemon_in(&self, folder: &Path, config: &str) -> Command {
+        let file = folder.join("gdrd.toml");
+        std::fs::write(&file, format!("gpu_proof = \"none\"\n{config}")).expect("a file can be written");
+        let mut command = self.command(binary("gdrd"));
+        command.args(["--sim-hca", "2", "--log", "error", "--sysfs-root"]).arg(&self.root);
+        command.arg("--config").arg(file).arg("--runtime-dir").arg(folder.join("run")).stdin(Stdio::null());
+        command
+    }
+}
 
 struct Daemon {
     child: Child,
@@ -116,6 +126,10 @@ struct Daemon {
 }
 
 impl Daemon {
+    fn run_dir(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
     async fn connect(&mut self) -> Client {
         let since = Instant::now();
         loop {
@@ -129,10 +143,6 @@ impl Daemon {
         }
     }
 }
-
-    fn run_dir(&self) -> PathBuf {
-        self.folder.path().join("run")
-    }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
@@ -156,23 +166,16 @@ fn leased_memory_is_found_by_address_and_not_adopted() {
 }
 
 #[test]
-fn drains_and_killed_workers_give_all_memory_back() {
-    two_switched().check(&["drain frees the device", "content outlive a worker", "closed give all memory back"]);
-}
-
-#[test]
-fn memory_that_was_freed_is_told_from_what_is_at_its_address_next() {
-    two_switched().check(&["memory of cuMemAlloc", "memory of cuMemCreate", "seen to be, and comes back"]);
-}
-
-#[tokio::test]
-async fn adopted_memory_that_was_freed_is_no_hit_and_gives_way_to_what_is_there_now() {
-    // openucx/ucx#4269 and #5910, ofiwg/libfabric#8081.
-    let machine = two_switched();
-#[test]
 fn nvlinks_and_levels_are_held_against_what_nvidia_smi_prints() {
     let told = two_switched().check(&["nvidia-smi nvlink -s", "nvidia-smi topo -m"]);
     assert!(told.contains("18 links") && told.contains("GPU1 to GPU0: NV18") && !told.contains("skipped"), "{told}");
+    let joined = |number: u8, other: &str| {
+        let words = vec![format!("links={other}/4")];
+        FakeGpu { words, ..FakeGpu::switched(number) }
+    };
+    let direct = Machine::new(&[joined(6, "00000000:07:00.0"), joined(7, "00000000:06:00.0")]);
+    let told = direct.check(&["nvidia-smi nvlink -s", "nvidia-smi topo -m"]);
+    assert!(told.matches(": 4 links").count() == 2 && told.contains("GPU0 to GPU1: NV4"), "{told}");
     // A tool that shows one link less.
     let machine = two_switched();
     let smi = machine.driver.library_path().join("nvidia-smi");
@@ -191,6 +194,20 @@ fn with_one_gpu_the_checks_of_pairs_say_that_they_are_skipped_and_why() {
     assert!(skipped.iter().all(|line| line.contains("a pair needs two")), "{told}");
 }
 
+#[test]
+fn drains_and_killed_workers_give_all_memory_back() {
+    two_switched().check(&["drain frees the device", "content outlive a worker", "closed give all memory back"]);
+}
+
+#[test]
+fn memory_that_was_freed_is_told_from_what_is_at_its_address_next() {
+    two_switched().check(&["memory of cuMemAlloc", "memory of cuMemCreate", "seen to be, and comes back"]);
+}
+
+#[tokio::test]
+async fn adopted_memory_that_was_freed_is_no_hit_and_gives_way_to_what_is_there_now() {
+    // openucx/ucx#4269 and #5910, ofiwg/libfabric#8081.
+    let machine = two_switched();
     let mut daemon = machine.daemon("");
     let client = daemon.connect().await;
     let gpu = client.topology().await.expect("a topology").plan.expect("a plan").gpus.remove(0).uuid.expect("a uuid");
@@ -211,12 +228,25 @@ fn with_one_gpu_the_checks_of_pairs_say_that_they_are_skipped_and_why() {
     assert_eq!(lines[6..], ["done"]);
 }
 
+#[tokio::test]
+async fn a_post_from_gpu_memory_waits_for_the_work_that_fills_it_unless_it_says_otherwise() {
+    let gpus = [FakeGpu::switched(6).word("late=1"), FakeGpu::switched(7).word("late=1")];
+    let machine = Machine::new(&gpus);
+    let mut daemon = machine.daemon("");
+    daemon.connect().await;
+    let told = machine.peer("poster", &daemon.run_dir(), &gpus[0].uuid, "").expect("it posts");
+    // Of a lease, of memory of its own that was adopted, and of a range of the lease.
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(lines, ["old", "new", "new"].repeat(3));
+}
+
 #[test]
 fn leases_on_all_gpus_are_accounted_for_and_survive_what_is_killed() {
     two_switched().check(&[
         "adds up to what",
         "killed on all gpus",
         "daemon killed with leases",
+        "daemon killed under a keeper",
         "out of memory tells",
     ]);
 }
@@ -261,28 +291,6 @@ async fn a_gpu_whose_driver_reports_a_fatal_xid_is_lost_and_no_other_is() {
 }
 
 #[tokio::test]
-async fn a_gpu_that_the_driver_tells_of_no_more_is_not_served_by_a_resume() {
-    let machine = two_switched();
-    let mut daemon = machine.daemon("[topology]\nrescan_interval_s = 0\n");
-    let client = daemon.connect().await;
-    let session = client.open_session("gone").await.expect("a session");
-    client.drain("GPU1", false).await.expect("root drains");
-    let gpus = machine.driver.library_path().join("gpus");
-    let told = std::fs::read_to_string(&gpus).expect("it is described");
-    let (first, _) = told.split_once('\n').expect("a line for each");
-    std::fs::write(&gpus, first).expect("the folder is writable");
-    client.drain("GPU1", true).await.expect("root resumes");
-    let error = session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect_err("it is not there");
-#[tokio::test]
-async fn a_post_from_gpu_memory_waits_for_the_work_that_fills_it_unless_it_says_otherwise() {
-    let gpus = [FakeGpu::switched(6).word("late=1"), FakeGpu::switched(7).word("late=1")];
-    let machine = Machine::new(&gpus);
-    let mut daemon = machine.daemon("");
-    daemon.connect().await;
-    let told = machine.peer("poster", &daemon.run_dir(), &gpus[0].uuid, "").expect("it posts");
-    // Of a lease, of memory of its own that was adopted, and of a range of the lease.
-    let lines: Vec<&str> = told.lines().collect();
-#[tokio::test]
 async fn a_gpu_that_no_worker_watches_is_lost_by_what_the_driver_says_when_it_is_asked() {
     let machine = two_switched();
     machine.driver.count_ecc_errors(1, 3).expect("the folder is writable");
@@ -306,9 +314,19 @@ async fn a_gpu_that_no_worker_watches_is_lost_by_what_the_driver_says_when_it_is
     assert_eq!(error.reason(), Some("DEVICE_LOST"), "{error}");
 }
 
-    assert_eq!(lines, ["old", "new", "new"].repeat(3));
-}
-
+#[tokio::test]
+async fn a_gpu_that_the_driver_tells_of_no_more_is_not_served_by_a_resume() {
+    let machine = two_switched();
+    let mut daemon = machine.daemon("[topology]\nrescan_interval_s = 0\n");
+    let client = daemon.connect().await;
+    let session = client.open_session("gone").await.expect("a session");
+    client.drain("GPU1", false).await.expect("root drains");
+    let gpus = machine.driver.library_path().join("gpus");
+    let told = std::fs::read_to_string(&gpus).expect("it is described");
+    let (first, _) = told.split_once('\n').expect("a line for each");
+    std::fs::write(&gpus, first).expect("the folder is writable");
+    client.drain("GPU1", true).await.expect("root resumes");
+    let error = session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect_err("it is not there");
     assert!(error.to_string().contains("tells of it no more"), "{error}");
     client.drain("GPU1", false).await.expect("root drains");
     std::fs::write(&gpus, told).expect("the folder is writable");
@@ -317,41 +335,14 @@ async fn a_gpu_that_no_worker_watches_is_lost_by_what_the_driver_says_when_it_is
 }
 
 #[test]
-fn a_capture_with_what_the_driver_tells_is_the_same_host_again() {
-    let machine = two_switched();
-    let output = machine.command(binary("gdrd")).args(["worker", "facts"]).output().expect("it runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let facts = driver_file::from_text(&String::from_utf8_lossy(&output.stdout)).expect("facts");
-    let taken = capture(&machine.root, Some(&facts)).expect("the tree can be captured");
-    let archive = pack(&taken, Packed::Zstd).expect("it can be packed");
-    let again = read_stream(&archive[..], Path::new("fake.tar.zst"), &ReadOptions::default()).expect("it reads back");
-    assert_eq!(again.host.nvlink_kind(), Some(NvLinkKind::Switched));
-    assert_eq!(again.host.gpu_level(GpuId(0), GpuId(1)).map(|level| level.to_string()).as_deref(), Some("NV18"));
-    assert_eq!(again.host.nvlink_gbps(GpuId(0), GpuId(1)), Some(3600.0));
-}
-
-#[tokio::test]
-async fn gpus_that_cannot_be_served_are_told_and_skipped() {
-    let machine = Machine::new(&[FakeGpu::switched(6).word("mode=3"), FakeGpu::switched(7)]);
-    let mut daemon = machine.daemon("");
-    let client = daemon.connect().await;
-    let status = client.status().await.expect("a status");
-    let cuda = status.backends.iter().find(|backend| backend.name == "cuda").expect("a backend");
-    assert!(cuda.present && cuda.reason.contains("1 of 2"), "{cuda:?}");
-    let session = client.open_session("modes").await.expect("a session");
-    let refused = session.acquire(AcquireOptions::on_gpu("GPU0", 2 << 20)).await.expect_err("it is exclusive");
-    assert!(refused.to_string().contains("exclusive"), "{refused}");
-    session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect("the other gpu serves");
-}
-#[tokio::test]
-async fn a_driver_without_a_function_is_told_by_its_name_in_daemon_and_client() {
+fn a_driver_without_a_function_is_told_by_its_name_in_daemon_and_client() {
     let machine = two_switched().without("cuMemGetHandleForAddressRange");
-    // Simulated HCAs would need GPU memory.
-    let mut daemon = machine.daemon_with("", &[]);
-    let status = daemon.connect().await.status().await.expect("a status");
-    let cuda = status.backends.iter().find(|backend| backend.name == "cuda").expect("a backend");
-    let told = ["cuMemGetHandleForAddressRange", "upgrade the nvidia driver"];
-    assert!(!cuda.present && told.iter().all(|told| cuda.reason.contains(told)), "{cuda:?}");
+    let folder = tempfile::tempdir().expect("a folder");
+    // Simulated HCAs were asked for over GPU memory, so it ends.
+    let output = machine.daemon_in(folder.path(), "").output().expect("it runs");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && told.contains("cuMemGetHandleForAddressRange: libcuda has no such"), "{told}");
+    assert!(told.contains("upgrade the nvidia driver"), "{told}");
     let gpu = FakeGpu::switched(6).uuid;
     let machine = two_switched().without("cuMemSetAccess");
     let error = machine.peer("maker", Path::new("-"), &gpu, "make\n").expect_err("a function is missing");
@@ -383,3 +374,30 @@ async fn a_gpu_that_does_not_reach_another_is_told_so_and_what_to_do() {
     assert!(error.contains(&told) && error.contains("copy through host memory"), "{error}");
 }
 
+#[test]
+fn a_capture_with_what_the_driver_tells_is_the_same_host_again() {
+    let machine = two_switched();
+    let output = machine.command(binary("gdrd")).args(["worker", "facts"]).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let facts = driver_file::from_text(&String::from_utf8_lossy(&output.stdout)).expect("facts");
+    let taken = capture(&machine.root, Some(&facts)).expect("the tree can be captured");
+    let archive = pack(&taken, Packed::Zstd).expect("it can be packed");
+    let again = read_stream(&archive[..], Path::new("fake.tar.zst"), &ReadOptions::default()).expect("it reads back");
+    assert_eq!(again.host.nvlink_kind(), Some(NvLinkKind::Switched));
+    assert_eq!(again.host.gpu_level(GpuId(0), GpuId(1)).map(|level| level.to_string()).as_deref(), Some("NV18"));
+    assert_eq!(again.host.nvlink_gbps(GpuId(0), GpuId(1)), Some(3600.0));
+}
+
+#[tokio::test]
+async fn gpus_that_cannot_be_served_are_told_and_skipped() {
+    let machine = Machine::new(&[FakeGpu::switched(6).word("mode=3"), FakeGpu::switched(7)]);
+    let mut daemon = machine.daemon("");
+    let client = daemon.connect().await;
+    let status = client.status().await.expect("a status");
+    let cuda = status.backends.iter().find(|backend| backend.name == "cuda").expect("a backend");
+    assert!(cuda.present && cuda.reason.contains("1 of 2"), "{cuda:?}");
+    let session = client.open_session("modes").await.expect("a session");
+    let refused = session.acquire(AcquireOptions::on_gpu("GPU0", 2 << 20)).await.expect_err("it is exclusive");
+    assert!(refused.to_string().contains("exclusive"), "{refused}");
+    session.acquire(AcquireOptions::on_gpu("GPU1", 2 << 20)).await.expect("the other gpu serves");
+}

@@ -106,8 +106,8 @@ pub const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "gdrd-device-test",
-        uses: &["gdrd-client", "gdrd-client-sys", "gdrd-cuda", "gdrd-hal", "gdrd-nvml", "gdrd-sim"],
-        tests_use: &["gdrd-fake-driver", "gdrd-harness", "gdrd-topology"],
+        uses: &["gdrd-client", "gdrd-client-sys", "gdrd-cuda", "gdrd-hal", "gdrd-nvml", "gdrd-sim", "gdrd-topology"],
+        tests_use: &["gdrd-fake-driver", "gdrd-harness"],
         shuns: &["gdrd-engine", "gdrd-server"],
     },
     // Stands in for the driver's libraries; only tests know it.
