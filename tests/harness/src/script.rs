@@ -275,6 +275,12 @@ pub enum Command {
         /// Length, bytes.
         len: usize,
     },
+    /// How often a thread named `hits` has found the registration of the start of adopted memory. The first such command
+    /// registers it and starts the thread.
+    Hits {
+        /// Name of the memory.
+        memory: String,
+    },
     /// Gives adopted memory up, and waits until no NIC reaches it.
     Disown {
         /// Name of the memory.

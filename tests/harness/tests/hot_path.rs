@@ -1,4 +1,5 @@
-//! What the broker must not do while a client is at work, seen from outside of the process.
+//! What a broker thread must not do while a client is at work, and a client that finds a registration, seen from outside of
+//! their processes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -6,7 +7,8 @@ use gdrd_client::{
     AcquireOptions, ClientOptions, LocalSpan, Operation, QueuePair, QueuePairOptions, RemoteSpan, RuntimeDir, Source,
     Status,
 };
-use gdrd_harness::{Daemon, DaemonOptions, PATIENCE};
+use gdrd_harness::script::Command;
+use gdrd_harness::{Daemon, DaemonOptions, PATIENCE, Puppet, wait_until};
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -20,8 +22,8 @@ const WRITES: u64 = 2_000;
 const WINDOWS: u32 = 20;
 
 /// The thread of that name.
-fn thread(daemon: &Daemon, name: &str) -> Pid {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("the daemon runs");
+fn thread(process: u32, name: &str) -> Pid {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("the process runs");
     let is_it =
         |task: &std::path::Path| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name);
     let found = tasks.map(|task| task.expect("readable").path()).find(|task| is_it(task));
@@ -135,8 +137,27 @@ fn a_broker_thread_makes_no_system_call_while_clients_are_at_work() {
         while done.load(Ordering::Relaxed) < WRITES {
             std::thread::yield_now();
         }
-        let traced = Traced::seize(thread(&daemon, "gdrd-broker-0"));
+        let traced = Traced::seize(thread(daemon.pid(), "gdrd-broker-0"));
         (0..WINDOWS).any(|_| quiet_window(&traced, &done))
     });
     assert!(quiet, "none of {WINDOWS} windows of {WRITES} writes passed without a system call");
+}
+
+#[test]
+fn a_cached_registration_is_found_without_a_system_call() {
+    const HITS: u64 = 100_000;
+    let daemon = Daemon::start();
+    let mut puppet = Puppet::connected(&daemon);
+    puppet.run(Command::Adopt { memory: "m".into(), size: 1 << 20, gpu: "GPU0".into() });
+    let process = puppet.pid();
+    let mut found = || puppet.run(Command::Hits { memory: "m".into() }).as_u64().expect("a number");
+    // What a thread calls when it starts is over by then.
+    wait_until("the thread finds it", || if found() > 0 { Ok(()) } else { Err(()) });
+    let traced = Traced::seize(thread(process, "hits"));
+    let (end, mut calls) = (found() + HITS, 0);
+    wait_until("the thread has found it so often", || {
+        calls += u32::from(traced.made_a_call());
+        if calls > 0 || found() >= end { Ok(()) } else { Err(()) }
+    });
+    assert_eq!(calls, 0);
 }

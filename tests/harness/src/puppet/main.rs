@@ -9,6 +9,7 @@
 mod content;
 mod descriptors;
 mod hex;
+mod hits;
 mod stage;
 mod timing;
 mod work;

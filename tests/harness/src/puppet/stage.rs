@@ -17,6 +17,7 @@ use gdrd_harness::script::{Command, Work};
 use gdrd_shm::{Access, Segment};
 use serde_json::{Value, json};
 
+use crate::hits::Hits;
 use crate::{content, descriptors, hex, timing, work};
 
 /// Longest wait for a completion, and longest call.
@@ -36,6 +37,7 @@ pub(crate) struct Stage {
     queue_pairs: HashMap<String, QueuePair>,
     adopted: HashMap<String, AdoptedMemory>,
     ranges: Vec<RegisteredRange>,
+    hits: Option<Hits>,
     started: Vec<Started>,
     lease_watch: Option<LeaseWatch>,
     topology_watch: Option<TopologyWatch>,
@@ -139,6 +141,7 @@ impl Stage {
                 self.adopted(&memory)?.memory()?.read_into(offset, &mut bytes)?;
                 Ok(json!(hex::encode(&bytes)))
             }
+            Command::Hits { memory } => self.hits(&memory).await,
             Command::Disown { memory } => {
                 let taken = self.adopted.remove(&memory).with_context(|| format!("no memory {memory}"))?;
                 taken.disown().await?;
@@ -238,6 +241,14 @@ impl Stage {
         let blob = ranges.first().context("a registration")?.remote(&hca, 0)?.to_bytes();
         self.ranges.extend(ranges);
         Ok(json!(hex::encode(&blob)))
+    }
+
+    async fn hits(&mut self, name: &str) -> anyhow::Result<Value> {
+        if self.hits.is_none() {
+            let address = self.adopted(name)?.memory()?.address();
+            self.hits = Some(Hits::start(self.session()?, address).await?);
+        }
+        Ok(json!(self.hits.as_ref().map(Hits::count)))
     }
 
     async fn acquire(&mut self, name: String, gpu: &str, size: u64, host: bool) -> anyhow::Result<Value> {
