@@ -108,7 +108,7 @@ pub(crate) fn run(host: &Host) -> anyhow::Result<(String, Vec<(String, bool)>)> 
             p50 / w50
         )?;
         let (ratio, of_plain) = (f50 / w50, p50 / w50);
-        let than_plain = format!("{of_plain:.1} times than memory without zeroes and dma-buf");
+        let than_plain = format!("{of_plain:.1} times faster than memory without zeroes and dma-buf");
         verdicts.push((
             format!("warm {} MiB: {ratio:.1} times faster than fresh, {factor} asked; {than_plain}", bytes / MIB),
             ratio >= factor,
