@@ -32,7 +32,37 @@ fn is_initial(uid_map: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::Command;
+
+    use rustix::process::{Rlimit, geteuid, setrlimit};
+
     use super::*;
+
+    /// Set in the process that has no rights: the limit it runs with, bytes.
+    const LIMIT: &str = "GDRD_TEST_MEMLOCK";
+    const UNPRIVILEGED: &str = "locked_memory::tests::a_process_without_rights_is_told_the_limit_that_it_runs_with";
+
+    #[test]
+    fn a_process_without_rights_is_told_the_limit_that_it_runs_with() {
+        // rootless-containers/usernetes#373: ulimit -l 8192 as uid 1000.
+        if let Ok(limit) = std::env::var(LIMIT) {
+            let current = limit.parse().expect("a number");
+            setrlimit(Resource::Memlock, Rlimit { current: Some(current), maximum: Some(current) }).expect("no more");
+            let told = bound().expect("it holds");
+            return assert!(told.contains(&format!("more than {limit} bytes together")), "{told}");
+        }
+        for limit in [8 << 20, 64 << 10] {
+            let mut child = Command::new(std::env::current_exe().expect("a path"));
+            child.args(["--exact", UNPRIVILEGED, "--nocapture"]).env(LIMIT, u64::to_string(&limit));
+            if geteuid().is_root() {
+                child.uid(1000).gid(1000);
+            }
+            let output = child.output().expect("it starts");
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        }
+    }
 
     #[test]
     fn a_limit_is_told_with_its_value_and_what_to_do() {
