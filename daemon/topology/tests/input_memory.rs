@@ -1,45 +1,15 @@
 //! What a hostile input can make the readers hold. Alone in its binary: it looks at the whole process.
 #![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests, which clippy does not know as such")]
 
+mod common;
+
 use std::io::{self, Read};
 use std::path::Path;
 
+use common::memory::{MAX_MEMORY_KB, peak_kb, stream};
 use gdrd_topology::assemble::ReadOptions;
 use gdrd_topology::read_stream;
 use tar::{EntryType, Header};
-
-/// What all readers must stay below.
-const MAX_MEMORY_KB: u64 = 64 << 10;
-
-/// The most memory that this process has had, in kB (`VmHWM`, proc(5)).
-fn peak_kb() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches("kB").trim().parse().unwrap()
-}
-
-/// Blocks made one by one, as often as asked for.
-struct Stream<F> {
-    make: F,
-    left: usize,
-    block: io::Cursor<Vec<u8>>,
-}
-
-impl<F: FnMut(usize) -> Vec<u8>> Read for Stream<F> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.block.read(buffer)?;
-        if count > 0 || buffer.is_empty() || self.left == 0 {
-            return Ok(count);
-        }
-        self.left -= 1;
-        self.block = io::Cursor::new((self.make)(self.left));
-        self.block.read(buffer)
-    }
-}
-
-fn stream<F: FnMut(usize) -> Vec<u8>>(count: usize, make: F) -> Stream<F> {
-    Stream { make, left: count, block: io::Cursor::new(Vec::new()) }
-}
 
 fn entry(kind: EntryType, name: &str, content: &[u8]) -> Vec<u8> {
     let mut header = Header::new_gnu();

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests, which clippy does not know as such")]
 
+pub(crate) mod memory;
 pub(crate) mod tables;
 
 use std::collections::{BTreeMap, BTreeSet};
