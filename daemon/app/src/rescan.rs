@@ -218,6 +218,8 @@ mod tests {
     use gdrd_topology::sysfs::build::build;
 
     use super::*;
+    use crate::rdma::RdmaDevices;
+    use crate::rdma::tests::Slot;
     use crate::simulated::Simulated;
 
     fn host() -> Host {
@@ -307,6 +309,22 @@ mod tests {
         state(PortState::Active).await.expect("the topology tells it too");
         running.abort();
         assert!(running.await.is_err_and(|error| error.is_cancelled()));
+    }
+
+    #[tokio::test]
+    async fn a_device_that_no_event_told_of_is_served_at_the_next_reading() {
+        let folder = tempfile::tempdir().expect("a folder");
+        build(&host(), folder.path()).expect("a tree");
+        let mut rescan = rescan(folder.path());
+        let name = rescan.topology.current().snapshot().host.hcas.first().expect("it has some").name.clone();
+        let slot = Slot::new(&name);
+        let devices = RdmaDevices::by(Box::new(slot.clone()), gdrd_verbs::Options::default());
+        rescan.machine.rdma = Some(Arc::new(devices));
+        rescan.once().await;
+        assert!(rescan.engine.hca_names().is_empty());
+        slot.fill();
+        rescan.once().await;
+        assert_eq!(rescan.engine.hca_names(), [name]);
     }
 
     #[tokio::test]
