@@ -234,6 +234,12 @@ mod tests {
         );
         let (_, datagram) = receive(QueuePairType::Ud, &remote, ibv_mtu::IBV_MTU_1024, zeroed_ah(), reads);
         assert_eq!(datagram.0, ibv_qp_attr_mask::IBV_QP_STATE.0);
+        let partition = Options { pkey_index: 9, ..Options::default() };
+        for qp_type in [QueuePairType::Rc, QueuePairType::Ud] {
+            let (attr, mask) = init(qp_type, 1, AtomicScope::None, &partition);
+            assert_eq!((attr.pkey_index, attr.port_num), (9, 1));
+            assert_ne!(mask.0 & ibv_qp_attr_mask::IBV_QP_PKEY_INDEX.0, 0);
+        }
         let (init_ud, init_mask) = init(QueuePairType::Ud, 1, AtomicScope::None, &Options::default());
         assert_eq!(init_ud.qkey, UD_Q_KEY);
         assert_eq!(init_mask.0 & ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS.0, 0);

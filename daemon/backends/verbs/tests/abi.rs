@@ -6,10 +6,11 @@ use std::mem::{offset_of, size_of};
 use std::process::Command;
 
 use rdma_sys::{
-    ibv_access_flags, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_event_type,
-    ibv_gid_entry, ibv_global_route, ibv_mr, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_state, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_srq_attr, ibv_srq_attr_mask,
-    ibv_srq_init_attr, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode,
+    atomic_t, ibv_access_flags, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_context_ops, ibv_cq, ibv_device,
+    ibv_device_attr, ibv_event_type, ibv_gid_entry, ibv_global_route, ibv_mr, ibv_pd, ibv_port_attr, ibv_qp,
+    ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_recv_wr, ibv_send_flags,
+    ibv_send_wr, ibv_sge, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr, ibv_wc, ibv_wc_flags, ibv_wc_opcode,
+    ibv_wc_status, ibv_wr_opcode, rdma_t, ud_t,
 };
 
 /// One question to the C compiler and our own answer.
@@ -42,9 +43,15 @@ fn facts() -> Vec<Fact> {
             phys_port_cnt
         }
     );
-    layout!(facts, ibv_port_attr { state, active_mtu, gid_tbl_len, lid, active_width, active_speed, link_layer });
+    layout!(
+        facts,
+        ibv_port_attr { state, active_mtu, gid_tbl_len, max_msg_sz, lid, active_width, active_speed, link_layer }
+    );
     layout!(facts, ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex });
-    layout!(facts, ibv_mr { lkey, rkey });
+    layout!(facts, ibv_mr { handle, lkey, rkey });
+    layout!(facts, ibv_pd { handle });
+    // The inline verbs jump through these.
+    layout!(facts, ibv_context_ops { poll_cq, req_notify_cq, post_srq_recv, post_send, post_recv });
     layout!(facts, ibv_comp_channel { fd });
     layout!(facts, ibv_cq { context, channel });
     layout!(facts, ibv_qp { context, qp_num });
@@ -79,12 +86,33 @@ fn facts() -> Vec<Fact> {
     layout!(facts, ibv_srq_init_attr { srq_context, attr });
     layout!(facts, ibv_srq_attr { max_wr, max_sge, srq_limit });
     layout!(facts, ibv_wc { wr_id, status, opcode, vendor_err, byte_len, qp_num, wc_flags });
+    within_unions(&mut facts);
     // The crate's own form of struct ibv_async_event: a union of pointers, then a 32-bit number.
     facts.push(("sizeof(struct ibv_async_event)".into(), 16));
     facts.push(("offsetof(struct ibv_async_event, event_type)".into(), 8));
     facts.push(("sizeof(enum ibv_event_type)".into(), 4));
     constants(&mut facts);
     facts
+}
+
+/// Members that the bindings name otherwise than the headers, by their place in the outer structure.
+fn within_unions(facts: &mut Vec<Fact>) {
+    let send = |member: &str, place: usize| (format!("offsetof(struct ibv_send_wr, {member})"), place);
+    let wr = offset_of!(ibv_send_wr, wr);
+    facts.extend([
+        send("imm_data", offset_of!(ibv_send_wr, imm_data_invalidated_rkey_union)),
+        send("wr.rdma.remote_addr", wr + offset_of!(rdma_t, remote_addr)),
+        send("wr.rdma.rkey", wr + offset_of!(rdma_t, rkey)),
+        send("wr.atomic.remote_addr", wr + offset_of!(atomic_t, remote_addr)),
+        send("wr.atomic.compare_add", wr + offset_of!(atomic_t, compare_add)),
+        send("wr.atomic.swap", wr + offset_of!(atomic_t, swap)),
+        send("wr.atomic.rkey", wr + offset_of!(atomic_t, rkey)),
+        send("wr.ud.ah", wr + offset_of!(ud_t, ah)),
+        send("wr.ud.remote_qpn", wr + offset_of!(ud_t, remote_qpn)),
+        send("wr.ud.remote_qkey", wr + offset_of!(ud_t, remote_qkey)),
+    ]);
+    let imm_data = offset_of!(ibv_wc, imm_data_invalidated_rkey_union);
+    facts.push(("offsetof(struct ibv_wc, imm_data)".to_owned(), imm_data));
 }
 
 fn constants(facts: &mut Vec<Fact>) {
