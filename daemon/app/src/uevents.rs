@@ -32,6 +32,10 @@ impl Uevents {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(KOBJECT_UEVENT))?;
         bind(&socket, &SocketAddrNetlink::new(0, KERNEL_GROUP))?;
+        Self::over(socket)
+    }
+
+    fn over(socket: OwnedFd) -> io::Result<Self> {
         // What took its place is unsafe, for types whose fd may change; an OwnedFd's does not.
         #[allow(deprecated, reason = "sound for an OwnedFd")]
         let registered = AsyncFd::new(socket)?;
@@ -40,8 +44,13 @@ impl Uevents {
 
     /// Returns a while after devices that matter have changed. Dropped early, it loses nothing that lasts.
     pub(crate) async fn changed(&self) {
+        self.changed_once(async { tokio::time::sleep(SETTLE).await }).await;
+    }
+
+    /// The same, once devices have `settled` after the first message.
+    async fn changed_once(&self, settled: impl Future<Output = ()>) {
         while !self.next().await {}
-        tokio::time::sleep(SETTLE).await;
+        settled.await;
         // What came meanwhile is part of the same change.
         while self.take().is_some() {}
     }
@@ -79,6 +88,7 @@ fn matters(message: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{SendFlags, send, socketpair};
 
     #[test]
     fn messages_of_other_subsystems_and_broken_ones_do_not_matter() {
@@ -88,6 +98,43 @@ mod tests {
         {
             assert!(!matters(other), "{other:?}");
         }
+    }
+
+    /// A socket with messages as the kernel sends them, and its other end.
+    fn pair() -> (Uevents, impl Fn(&str)) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
+        let tell = move |subsystem: &str| {
+            let message = format!("add@/devices/x\0SUBSYSTEM={subsystem}\0");
+            send(&theirs, message.as_bytes(), SendFlags::empty()).unwrap();
+        };
+        (Uevents::over(ours).unwrap(), tell)
+    }
+
+    #[tokio::test]
+    async fn many_messages_are_one_change() {
+        let (uevents, tell) = pair();
+        (0..5).for_each(|_| tell("net"));
+        tell("block");
+        uevents.changed().await;
+        assert_eq!(uevents.take(), None);
+    }
+
+    #[tokio::test]
+    async fn what_is_told_while_devices_settle_is_part_of_the_change() {
+        let (uevents, tell) = pair();
+        tell("pci");
+        uevents.changed_once(async { (0..5).for_each(|_| tell("infiniband")) }).await;
+        assert_eq!(uevents.take(), None);
+    }
+
+    #[tokio::test]
+    async fn what_does_not_matter_is_no_change() {
+        let (uevents, tell) = pair();
+        tell("block");
+        assert!(!uevents.next().await);
+        tell("net");
+        assert!(uevents.next().await);
     }
 
     #[tokio::test]
