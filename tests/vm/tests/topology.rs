@@ -186,6 +186,31 @@ fn host_buffers_are_of_huge_pages_on_the_node_of_their_gpu_and_of_ordinary_ones_
 }
 
 #[test]
+fn broker_threads_run_on_the_cpus_of_a_node_each() {
+    prepared();
+    let daemon = daemon_with("[broker]\nthreads = 2\n");
+    let cpus_of_node = |node| {
+        let path = format!("/sys/devices/system/node/node{node}/cpulist");
+        fs::read_to_string(path).expect("the guest has two nodes").trim().to_owned()
+    };
+    let status_of = |name: &str| {
+        let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("the daemon runs").flatten();
+        let named = tasks
+            .map(|task| task.path())
+            .find(|task| fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name));
+        fs::read_to_string(named.expect("the broker has two threads").join("status")).expect("it runs")
+    };
+    let cpus_of = |name: &str| {
+        let status = status_of(name);
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        line.map(|cpus| cpus.trim().to_owned()).unwrap_or_default()
+    };
+    let mut placed = ["gdrd-broker-0", "gdrd-broker-1"].map(cpus_of);
+    placed.sort();
+    assert_eq!(placed, [0, 1].map(cpus_of_node));
+}
+
+#[test]
 fn virtual_functions_stand_below_their_physical_one() {
     prepared();
     let physical = nics().into_iter().find(|nic| nic.path.join("sriov_numvfs").exists()).expect("igb has SR-IOV");
