@@ -14,6 +14,8 @@ pub struct Options {
     pub service_level: u8,
     /// Row of the port's P_Key table.
     pub pkey_index: u16,
+    /// Largest path MTU, bytes: 256, 512, 1024, 2048 or 4096. The smaller of this and of both ports' is used.
+    pub mtu_bytes: u32,
     /// Time to an acknowledgement before a try is made anew: 4.096 us times two to this, 1 to 31 (`timeout`, ibv_modify_qp(3)).
     /// Devices may take up to four times as long (InfiniBand specification vol. 1, 9.7.6.1.3).
     pub ack_timeout_exponent: u8,
@@ -28,6 +30,7 @@ impl Default for Options {
             traffic_class: 0,
             service_level: 0,
             pkey_index: 0,
+            mtu_bytes: 4096,
             ack_timeout_exponent: ACK_TIMEOUT_EXPONENT,
             retry_count: RETRY_COUNT,
         }

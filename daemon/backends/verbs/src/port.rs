@@ -14,6 +14,7 @@ use crate::context::Context;
 use crate::error::{Failed, errno, status};
 use crate::gid::follows_from;
 use crate::library::Library;
+use crate::options::Options;
 
 /// Most rows that are read of all GID tables of a device; bnxt_re has 256 a port, mlx5 at most 4096.
 const MAX_GIDS: usize = 1 << 16;
@@ -202,6 +203,11 @@ fn mtu_bytes(mtu: ibv_mtu::Type) -> u32 {
     MTUS.iter().find(|(known, _)| *known == mtu).map_or(0, |(_, bytes)| *bytes)
 }
 
+/// What an endpoint tells of its port; 0 for an MTU that is not known.
+pub(crate) fn path_mtu_bytes(of_port: u32, options: &Options) -> u32 {
+    of_port.min(options.mtu_bytes)
+}
+
 /// `None` for lengths that are no MTU of RDMA.
 pub(crate) fn mtu_of(bytes: u32) -> Option<ibv_mtu::Type> {
     MTUS.iter().find(|(_, known)| *known == bytes).map(|(mtu, _)| *mtu)
@@ -217,6 +223,15 @@ mod tests {
         assert_eq!(mtu_bytes(5), 4096);
         assert_eq!(mtu_of(1500), None);
         assert_eq!(mtu_bytes(99), 0);
+    }
+
+    #[test]
+    fn the_smaller_of_the_port_s_mtu_and_the_one_chosen_is_told() {
+        let chosen = |mtu_bytes| Options { mtu_bytes, ..Options::default() };
+        assert_eq!(path_mtu_bytes(4096, &Options::default()), 4096);
+        assert_eq!(path_mtu_bytes(4096, &chosen(1024)), 1024);
+        assert_eq!(path_mtu_bytes(1024, &chosen(2048)), 1024);
+        assert_eq!(path_mtu_bytes(0, &chosen(1024)), 0, "one that is not known is none");
     }
 
     #[test]

@@ -298,7 +298,7 @@ impl Control {
             gid_index: entry.map_or(0, |entry| entry.gid_index),
             lid: port.lid,
             psn: rand::random::<u32>() & MASK_24_BITS,
-            mtu_bytes: port.mtu_bytes,
+            mtu_bytes: port::path_mtu_bytes(port.mtu_bytes, options),
             link_layer: port.link_layer,
         };
         connection.endpoint = Some(endpoint.clone());
