@@ -198,6 +198,12 @@ fn more_than_may_be_locked_is_refused_with_the_limit_and_what_fits_is_lent() {
     serving();
     fs::write(LIMITED, "[Service]\nLimitMEMLOCK=32M\n").expect("a drop-in can be written");
     restart();
+    // As user gdrd, without capabilities.
+    let said = run("journalctl", &["--no-pager", "--unit", UNIT]);
+    assert!(
+        said.contains("registrations of more than 33554432 bytes together are refused by RLIMIT_MEMLOCK"),
+        "{said}"
+    );
     let mut puppet = Puppet::start();
     puppet.run(Command::Connect { runtime_dir: RUNTIME_DIR.into() });
     let acquire = |buffer: &str, size| Command::AcquireHost { buffer: buffer.into(), hca: HCA.into(), size };
