@@ -52,10 +52,7 @@ fn numbers_are_those_of_cuda_h() {
         (mapping::LOCATION_DEVICE, sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32),
         (mapping::ALLOCATION_PINNED, sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32),
         (mapping::READ_WRITE, sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32),
-        (
-            mapping::POSIX_FILE_DESCRIPTOR,
-            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0,
-        ),
+        (mapping::POSIX_FILE_DESCRIPTOR, sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0),
         (gpu::DMA_BUF_FD, sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as u32),
         (
             gpu::HOST_PAGE_TABLES,
