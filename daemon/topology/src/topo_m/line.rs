@@ -29,11 +29,18 @@ pub(super) struct RawRow {
     pub(super) name: String,
     pub(super) levels: Vec<String>,
     pub(super) rest: String,
+    /// How the row is broken within a word, if the line behind it shows that.
+    pub(super) broken: Option<String>,
 }
 
 impl RawRow {
     pub(super) fn has_x(&self) -> bool {
-        self.levels.iter().any(|word| level(word) == Some(Level::Same))
+        self.x().is_some()
+    }
+
+    /// Place of the X, which is that of the row's own column.
+    pub(super) fn x(&self) -> Option<usize> {
+        self.levels.iter().position(|word| level(word) == Some(Level::Same))
     }
 }
 
@@ -56,7 +63,7 @@ pub(super) fn numbered(name: &str, kind: &str) -> bool {
 }
 
 /// `NVMe0`, also by the name of the device.
-fn is_drive(name: &str) -> bool {
+pub(super) fn is_drive(name: &str) -> bool {
     name.split_at_checked(4).is_some_and(|(kind, rest)| {
         kind.eq_ignore_ascii_case("nvme") && rest.starts_with(|first: char| first.is_ascii_digit())
     })
@@ -173,7 +180,7 @@ pub(super) fn raw_row(line: &str) -> Option<RawRow> {
         return None;
     }
     let rest = after_words(line, at + 1 + levels.len());
-    let row = trimmed(RawRow { name: (*name).to_owned(), levels, rest: rest.to_owned() });
+    let row = trimmed(RawRow { name: (*name).to_owned(), levels, rest: rest.to_owned(), broken: None });
     (!row.levels.is_empty()).then_some(row)
 }
 
@@ -197,20 +204,39 @@ fn after_words(line: &str, count: usize) -> &str {
     rest
 }
 
-/// A line that a narrow terminal broke off: more levels, then the affinities.
+/// A line that a narrow terminal broke off: more levels, then the affinities. What follows a line that ends within a
+/// word, or with anything but a level, has no known place.
 pub(super) fn go_on(row: &mut RawRow, line: &str) {
     let words: Vec<&str> = line.split_whitespace().collect();
+    let Some(first) = words.first().filter(|_| words.get(1).is_none_or(|word| *word != "=")) else { return };
     let more: Vec<String> =
         words.iter().take_while(|word| level(word).is_some()).map(|word| (*word).to_owned()).collect();
-    if more.is_empty() || words.get(1).is_some_and(|word| *word == "=") {
-        return;
+    let mut behind = row.rest.split_whitespace();
+    let (end, is_whole) = match (behind.next(), behind.next()) {
+        (None, _) => (row.levels.last().cloned().unwrap_or_default(), true),
+        (Some(word), None) => (word.to_owned(), false),
+        _ => return,
+    };
+    let is_line_of_cells = words.get(1).is_none_or(|word| is_cell(word));
+    if (!is_whole || more.is_empty()) && is_line_of_cells && is_cell(&format!("{end}{first}")) {
+        row.broken.get_or_insert(format!("`{end}` and `{first}`"));
+    } else if is_whole && !more.is_empty() {
+        row.rest = after_words(line, more.len()).to_owned();
+        row.levels.extend(more);
+    } else if is_whole {
+        row.rest = format!(" {first}");
     }
-    row.rest = after_words(line, more.len()).to_owned();
-    row.levels.extend(more);
+}
+
+/// A line that names columns.
+pub(super) struct Header {
+    pub(super) columns: Vec<Column>,
+    /// The last word, if the line ends within it: the paste is cut there, or goes on in the next line.
+    pub(super) cut: Option<String>,
 }
 
 /// Device columns of a header line. `goes_on` if the line before was one, of which this may be the rest.
-pub(super) fn header(line: &str, goes_on: bool) -> Option<Vec<Column>> {
+pub(super) fn header(line: &str, goes_on: bool) -> Option<Header> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let end = words.iter().position(|word| ["CPU", "Affinity"].iter().any(|end| word.eq_ignore_ascii_case(end)));
     // Words before the first GPU can only be told from prose if the affinities follow.
@@ -218,23 +244,82 @@ pub(super) fn header(line: &str, goes_on: bool) -> Option<Vec<Column>> {
     let first = first.filter(|first| *first == 0 || end.is_some()).or(goes_on.then_some(0))?;
     let names = words.get(first..end.unwrap_or(words.len()))?;
     let is_whole = end.is_some() && names.first().is_some_and(|name| numbered(name, "GPU"));
+    let cut = names.split_last().filter(|(last, before)| end.is_none() && is_cut(last, before));
+    let names = cut.map_or(names, |(_, before)| before);
     let is_name = |word: &&str| is_device(word) || is_whole && is_capitals(word);
     let is_header = names.iter().all(is_name) && words.len() > first;
-    is_header.then(|| names.iter().map(|name| Column { name: (*name).to_owned() }).collect())
+    let columns = || names.iter().map(|name| Column { name: (*name).to_owned() }).collect();
+    is_header.then(|| Header { columns: columns(), cut: cut.map(|(last, _)| (*last).to_owned()) })
+}
+
+/// Whether the last word of a header is only the beginning of one: `C` of `CPU`, `NI` of a NIC, `NIC1` of `NIC10`.
+fn is_cut(last: &str, before: &[&str]) -> bool {
+    let Some(previous) = before.last() else { return false };
+    let is_begin = |name: &str| name.len() > last.len() && name.starts_with(last);
+    let begins_name = ["CPU", "GPU0", "NIC0"].into_iter().chain(before.iter().copied()).any(is_begin);
+    let is_word = last.bytes().all(|byte| byte.is_ascii_alphabetic());
+    is_word && begins_name || before.contains(&last) && next(previous).is_some_and(|next| is_begin(&next))
+}
+
+/// `NIC10` behind `NIC9`.
+pub(super) fn next(name: &str) -> Option<String> {
+    let kind = ["GPU", "NIC"].into_iter().find(|kind| numbered(name, kind))?;
+    let number: usize = name.strip_prefix(kind)?.parse().ok()?;
+    Some(format!("{kind}{}", number.checked_add(1)?))
+}
+
+/// Whether a line behind a header is what a break within a word left of it: `8 NIC29 NIC30`.
+pub(super) fn is_rest_of_header(line: &str) -> bool {
+    let mut words = line.split_whitespace();
+    let is_number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
+    words.next().is_some_and(is_number)
+        && words.next().is_some_and(|word| numbered(word, "NIC") || numbered(word, "GPU"))
+}
+
+/// What the end of a header says of what stands behind the levels of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// No NUMA affinity, or the header was cut before it.
+    Without,
+    /// NUMA affinity comes last, or there is no header.
+    Numa,
+    /// `GPU NUMA ID` follows it.
+    NumaThenId,
+}
+
+impl Ending {
+    pub(super) fn of(header: &str) -> Self {
+        let capitals = header.to_ascii_uppercase();
+        if capitals.contains("GPU NUMA") {
+            Self::NumaThenId
+        } else if capitals.contains("NUMA") {
+            Self::Numa
+        } else {
+            Self::Without
+        }
+    }
 }
 
 /// NUMA affinity out of what follows the levels: `CPU affinity, NUMA affinity, GPU NUMA ID`. Between tabs a
-/// cell may be empty; where a paste lost the tabs the words themselves must tell.
-pub(super) fn numa_affinity(rest: &str) -> String {
+/// cell may be empty; where a paste lost the tabs the words themselves must tell. Where nothing follows what should not be
+/// the last, the line is cut, and the word perhaps too.
+pub(super) fn numa_affinity(rest: &str, ending: Ending) -> String {
     let rest = rest.trim_end_matches([' ', '\r']);
+    let least = match ending {
+        Ending::Without => return String::new(),
+        Ending::Numa => 2,
+        Ending::NumaThenId => 3,
+    };
     if let Some(cells) = rest.trim_start_matches(' ').strip_prefix('\t') {
-        return cells.split('\t').nth(1).unwrap_or_default().trim().to_owned();
+        let is_whole = cells.split('\t').count() >= least;
+        return cells.split('\t').nth(1).filter(|_| is_whole).unwrap_or_default().trim().to_owned();
     }
-    let words: Vec<&str> = rest.split_whitespace().filter(|word| *word != "N/A").collect();
+    let words: Vec<&str> = rest.split_whitespace().collect();
     match words.as_slice() {
-        [_, numa, ..] => (*numa).to_owned(),
-        // One word is the CPUs if it is a range: a host has more than one CPU.
-        [one] if !one.contains(['-', ',']) => (*one).to_owned(),
+        ["N/A", ..] => String::new(),
+        // One word behind which the GPU's own node comes; alone it may be the beginning of a list of CPUs.
+        [one, "N/A"] if !one.contains(['-', ',']) => (*one).to_owned(),
+        [_, numa, ..] if *numa != "N/A" && words.len() >= least => (*numa).to_owned(),
         _ => String::new(),
     }
 }

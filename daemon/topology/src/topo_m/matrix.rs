@@ -7,8 +7,8 @@ use crate::model::NumaId;
 use crate::pasted;
 use crate::topo_m::apart::apart;
 use crate::topo_m::line::{
-    Column, RawRow, drive_header, go_on, header, is_cell, is_p2p_row, join_mig, legend_entries, level, numa_affinity,
-    numbered, raw_row,
+    Column, Ending, RawRow, drive_header, go_on, header, is_cell, is_p2p_row, is_rest_of_header, join_mig,
+    legend_entries, level, numa_affinity, numbered, raw_row,
 };
 use crate::topo_m::{BadTopoM, MAX_TOPO_M_COLUMNS};
 
@@ -32,6 +32,14 @@ pub(super) struct Matrix {
     pub(super) warnings: Vec<String>,
     /// Whether the text holds a matrix of `nvidia-smi topo -p2p`, which has no levels.
     pub(super) has_p2p: bool,
+    /// The word within which the header ends.
+    pub(super) cut: Option<String>,
+    /// The column of that word, once it is named.
+    pub(super) cut_column: Option<usize>,
+    /// What shows that a line of the header was broken within a word.
+    broken: Option<String>,
+    /// How the header ends; `None` without one.
+    ending: Option<Ending>,
 }
 
 /// Whose lines count of a text in which those of several hosts are mixed: of the first that has a line of a matrix.
@@ -43,6 +51,8 @@ struct Speakers {
 
 /// Longest piece of a word that a warning repeats, characters.
 const MAX_SHOWN: usize = 32;
+/// What to do about lines that were broken.
+const UNWRAPPED: &str = "use the text as it was printed, each row on one line";
 /// Most other hosts that a warning names.
 const MAX_SPEAKERS: usize = 4;
 
@@ -76,7 +86,7 @@ impl Speakers {
 
 /// Whether a line alone is of a matrix: a row with its X, or a header of several devices.
 fn is_of_matrix(line: &str) -> bool {
-    raw_row(line).is_some_and(|row| row.has_x()) || header(line, false).is_some_and(|columns| columns.len() > 1)
+    raw_row(line).is_some_and(|row| row.has_x()) || header(line, false).is_some_and(|header| header.columns.len() > 1)
 }
 
 /// Whether rows are of a matrix for certain: one with its X has a level too.
@@ -130,7 +140,8 @@ impl Matrix {
             } else if let Some(drives) = drive_header(line).filter(|_| !header_is_open && is_told(&rows)) {
                 drives_from = Some(width);
                 matrix.columns.extend(drives);
-            } else if let Some(columns) = header(line, header_is_open) {
+            } else if let Some(header) = header(line, header_is_open) {
+                let columns = header.columns;
                 if is_told(&rows) {
                     matrix.warnings.push("a second matrix in the text is left out".to_owned());
                     break;
@@ -142,9 +153,18 @@ impl Matrix {
                 rows.clear();
                 if !header_is_open || columns.iter().any(|column| matrix.columns.contains(column)) {
                     matrix.columns.clear();
+                    (matrix.cut, matrix.broken) = (None, None);
+                } else {
+                    matrix.broken = matrix.broken.take().or(matrix.cut.take());
                 }
                 header_is_open = true;
+                matrix.cut = header.cut;
+                matrix.ending = Some(Ending::of(line));
                 matrix.columns.extend(columns);
+            } else if header_is_open {
+                if is_rest_of_header(line) {
+                    matrix.broken.get_or_insert_with(|| line.split_whitespace().next().unwrap_or_default().to_owned());
+                }
             } else if let Some(row) = rows.last_mut().filter(|row| row.levels.len() < width) {
                 go_on(row, line);
             }
@@ -182,10 +202,23 @@ impl Matrix {
         if let Some(twice) = self.columns.iter().find(|column| !names.insert(&column.name)) {
             return Err(BadTopoM(format!("its header names {} twice", twice.name)));
         }
+        if let Some(word) = &self.broken {
+            return Err(BadTopoM(format!("its header is broken within a word, at `{}`: {UNWRAPPED}", shown(word))));
+        }
+        let ending = self.ending.filter(|_| !self.columns.is_empty()).unwrap_or(Ending::Numa);
         self.complete_columns(&rows)?;
         self.add_nics_of_rows(&rows);
+        if !self.columns.iter().any(Column::is_gpu) {
+            return Err(BadTopoM("names no GPU".to_owned()));
+        }
         for raw in rows {
+            if let Some(words) = &raw.broken {
+                return Err(BadTopoM(format!("row {} is broken within a word, {words}: {UNWRAPPED}", raw.name)));
+            }
             let Some(column) = self.columns.iter().position(|column| column.name == raw.name) else {
+                if numbered(&raw.name, "GPU") {
+                    return Err(BadTopoM(format!("row {} has no column in its header: {UNWRAPPED}", raw.name)));
+                }
                 self.warnings.push(format!("row {}: no such column, left out", raw.name));
                 continue;
             };
@@ -205,12 +238,18 @@ impl Matrix {
                 let word = shown(word);
                 self.warnings.push(format!("row {}, column {}: '{word}' is no level, unknown", raw.name, at.name));
             }
-            let levels: Vec<Option<Level>> = raw.levels.iter().map(|word| level(word)).collect();
+            let mut levels: Vec<Option<Level>> = raw.levels.iter().map(|word| level(word)).collect();
+            // `NV1` may be the beginning of `NV18`.
+            let cut = self.cut_column.and_then(|place| levels.get_mut(place));
+            if let Some(level) = cut.filter(|level| matches!(level, Some(Level::NvLink(_)))) {
+                *level = None;
+            }
             if levels.get(column).copied().flatten().is_some_and(|level| level != Level::Same) {
                 self.warnings.push(format!("row {}: its own column says no X, left out", raw.name));
                 continue;
             }
-            self.rows.push(Row { column, levels, numa: numa_affinity(&raw.rest) });
+            let numa = numa_affinity(&raw.rest, ending);
+            self.rows.push(Row { column, levels, numa });
         }
         Ok(())
     }
@@ -248,36 +287,6 @@ impl Matrix {
         }
     }
 
-    /// Columns that a cut header does not name: GPUs by their rows and by NVLinks, which only GPUs have,
-    /// the rest of the widest row as NICs.
-    fn complete_columns(&mut self, rows: &[RawRow]) -> Result<(), BadTopoM> {
-        let width = rows.iter().map(|row| row.levels.len()).max().unwrap_or(0);
-        if width <= self.columns.len() {
-            return Ok(());
-        }
-        if width > MAX_TOPO_M_COLUMNS {
-            return Err(BadTopoM(format!("has a row of more than {MAX_TOPO_M_COLUMNS} levels")));
-        }
-        let is_nvlink = |word: &String| matches!(level(word), Some(Level::NvLink(_)));
-        let gpu_rows = rows.iter().filter(|row| numbered(&row.name, "GPU"));
-        let gpus = gpu_rows.clone().filter_map(|row| row.name.get(3..)?.parse::<usize>().ok()?.checked_add(1));
-        let linked = gpu_rows.filter_map(|row| row.levels.iter().rposition(is_nvlink)).map(|last| last + 1);
-        let gpus = gpus.chain(linked).max().unwrap_or(0);
-        self.warnings.push(format!("the header names {} of {width} columns, the rest is assumed", self.columns.len()));
-        let taken: BTreeSet<String> = self.columns.iter().map(|column| column.name.clone()).collect();
-        let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
-        for place in self.columns.len()..width {
-            let has_nics = self.columns.iter().any(|column| !column.is_gpu());
-            let kind = if place < gpus && !has_nics { "GPU" } else { "NIC" };
-            let names = (numbers.get(kind).copied().unwrap_or(0)..).map(|number| (number, format!("{kind}{number}")));
-            if let Some((number, name)) = names.take(MAX_TOPO_M_COLUMNS).find(|(_, name)| !taken.contains(name)) {
-                numbers.insert(kind, number + 1);
-                self.columns.push(Column { name });
-            }
-        }
-        Ok(())
-    }
-
     /// The NUMA node of a column's device, if its row names exactly one.
     pub(super) fn numa(&self, column: usize) -> Option<NumaId> {
         let row = self.rows.iter().find(|row| row.column == column)?;
@@ -288,9 +297,9 @@ impl Matrix {
 /// The one node of an affinity. On hosts whose GPUs have their memory as nodes of their own (GB200: `0,2-17`) the first
 /// is that of the CPUs, the range behind it those of the GPU (NeMo-RL, `numa_utils.py`).
 fn own_node(affinity: &str) -> Option<u16> {
-    let (first, rest) = affinity.split_once(',').unwrap_or((affinity, ""));
-    let is_range = |rest: &str| rest.split_once('-').is_some_and(|(from, to)| [from, to].iter().all(|n| is_node(n)));
-    (rest.is_empty() || is_range(rest)).then(|| pasted::sole_number(first)).flatten()
+    let Some((first, rest)) = affinity.split_once(',') else { return pasted::sole_number(affinity) };
+    let is_range = rest.split_once('-').is_some_and(|(from, to)| is_node(from) && is_node(to));
+    is_range.then(|| pasted::sole_number(first)).flatten()
 }
 
 fn is_node(word: &str) -> bool {
@@ -298,6 +307,6 @@ fn is_node(word: &str) -> bool {
 }
 
 /// A word of the input as a message repeats it.
-fn shown(word: &str) -> String {
+pub(super) fn shown(word: &str) -> String {
     word.chars().take(MAX_SHOWN).collect()
 }

@@ -5,6 +5,7 @@
 //! NUMA node of the GPUs nearest to it.
 
 mod apart;
+mod columns;
 mod line;
 mod matrix;
 
@@ -131,6 +132,12 @@ fn names(matrix: &Matrix, warnings: &mut Vec<String>) -> Vec<String> {
             taken.insert(column.name.clone());
             names.push(column.name.clone());
         }
+    }
+    let is_column = |nic: &&String| matrix.columns.iter().any(|column| column.name == **nic);
+    let legend = matrix.legend_nics();
+    let absent: Vec<&str> = legend.iter().filter(|nic| !is_column(nic)).map(String::as_str).collect();
+    if !absent.is_empty() {
+        warnings.push(format!("{}: named by the legend, without a column, left out", absent.join(", ")));
     }
     let nameless: Vec<&str> = names.iter().map(String::as_str).filter(|name| is_placeholder(name)).collect();
     if !nameless.is_empty() {
