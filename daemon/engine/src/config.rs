@@ -234,7 +234,7 @@ pub struct EngineConfig {
     /// Broker threads.
     pub broker: BrokerConfig,
     /// Most threads for calls that may block on a driver, and as many again, of lower priority, for those that
-    /// nobody waits for. Default 8.
+    /// nobody waits for; where all are in calls, each device on which none runs has one more. Default 8.
     pub executor_threads: u32,
     /// Most of such calls on one device at a time, and of queue pairs being connected on all together. Default 4:
     /// registrations gain from that many, and more slow each other.

@@ -46,9 +46,8 @@ impl Beat {
 
 impl Engine {
     /// Comes back once all that serves has shown that it goes on: the timer and the state that all calls go through, the thread
-    /// for events of devices, each broker thread, and the threads for driver calls. These may all be in calls that take
-    /// long, and count as going on for ten minutes after the last began. Wakes each of them, and takes no lock itself that any
-    /// may hold across a wait.
+    /// for events of devices, each broker thread, and one thread for driver calls, unless all are in calls. Wakes
+    /// each of them, and takes no lock itself that any may hold across a wait.
     pub async fn pulse(&self) {
         let (beat, over) = Beat::new();
         self.runtime().pulse(beat);

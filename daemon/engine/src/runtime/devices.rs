@@ -258,7 +258,7 @@ impl Runtime {
     /// Called on broker threads: hands over and returns.
     pub(super) fn broker_event(self: &Arc<Self>, event: BrokerEvent) {
         let runtime = Arc::clone(self);
-        self.executor.submit(Lane::Unbounded, move || match event {
+        self.executor.submit(Lane::Unbounded, "note an event", move || match event {
             BrokerEvent::RingCorrupt { id, corrupt } => {
                 runtime.input(Input::QueuePairFailed { queue_pair: id, message: format!("ring corrupt: {corrupt}") });
             }

@@ -184,7 +184,7 @@ impl Runtime {
     fn end_directs(self: &Arc<Self>, gone: Vec<Arc<Opened>>) {
         if !gone.is_empty() {
             let runtime = Arc::clone(self);
-            self.background.submit(Lane::Unbounded, move || {
+            self.submit(&self.background, Lane::Unbounded, "end direct queue pairs", move || {
                 gone.iter().for_each(|opened| runtime.directs.end(opened));
             });
         }

@@ -1,8 +1,10 @@
 //! Threads for calls that may block on a driver.
 //!
 //! Threads are started when work waits and none is idle, up to a bound, and then stay, asleep. Each
-//! device has a bound of its own, so that one slow driver cannot take all threads. What nobody waits
-//! for runs on threads of lower priority, or every release would compete with the call after it.
+//! device has a bound of its own, and one call of each may always run: beyond the bound of all a thread
+//! is started for it, which ends once it finds no work. So drivers that hang hold up no other device,
+//! however many they are. What nobody waits for runs on threads of lower priority, or every release
+//! would compete with the call after it.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
@@ -69,19 +71,37 @@ impl Drop for HeldBack<'_> {
     fn drop(&mut self) {
         HELD_BACK.set(self.before);
         if self.before != self.executor.shared.address() {
-            self.executor.wake();
+            self.executor.shared.wake(lock(&self.executor.shared.queue));
         }
     }
 }
 
+/// A task that waits.
+struct Waiting {
+    lane: Lane,
+    /// Kind of call, for people.
+    what: &'static str,
+    task: Task,
+}
+
+/// A task that runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running {
+    pub(crate) lane: Lane,
+    pub(crate) what: &'static str,
+    pub(crate) began: Instant,
+    /// Whether [`Executor::long_calls`] has told of it.
+    told: bool,
+}
+
 #[derive(Default)]
 struct Queue {
-    tasks: VecDeque<(Lane, Task)>,
-    running: BTreeMap<Lane, u32>,
+    tasks: VecDeque<Waiting>,
+    /// By number, in the order of their beginning.
+    running: BTreeMap<u64, Running>,
+    begun: u64,
     idle: u32,
     threads: u32,
-    /// When the last task began.
-    last_began: Option<Instant>,
     /// Pulses, which the next thread that looks for work lets go.
     beats: Vec<Beat>,
     stopping: bool,
@@ -90,37 +110,37 @@ struct Queue {
 struct Shared {
     queue: Mutex<Queue>,
     work: Condvar,
+    most: u32,
     per_device: u32,
     priority: Priority,
+    handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// The threads.
 pub(crate) struct Executor {
     shared: Arc<Shared>,
-    most: u32,
-    handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Executor {
     pub(crate) fn new(most: u32, per_device: u32, priority: Priority) -> Self {
-        let shared = Shared { queue: Mutex::default(), work: Condvar::new(), per_device, priority };
-        Self { shared: Arc::new(shared), most, handles: Mutex::default() }
+        let (queue, work, handles) = (Mutex::default(), Condvar::new(), Mutex::default());
+        Self { shared: Arc::new(Shared { queue, work, most, per_device, priority, handles }) }
     }
 
-    /// Runs `task` on one of the threads, in order of submission as far as its lane allows. After the end it is
-    /// dropped.
-    pub(crate) fn submit(&self, lane: Lane, task: impl FnOnce() + Send + 'static) {
+    /// Runs `task`, a call of the kind `what`, on one of the threads, in order of submission as far as its lane allows. After
+    /// the end it is dropped.
+    pub(crate) fn submit(&self, lane: Lane, what: &'static str, task: impl FnOnce() + Send + 'static) {
         let mut queue = lock(&self.shared.queue);
         if queue.stopping {
             return;
         }
-        queue.tasks.push_back((lane, Box::new(task)));
+        queue.tasks.push_back(Waiting { lane, what, task: Box::new(task) });
         if WILL_LOOK.get() == self.shared.address() {
             WILL_LOOK.set(0);
             return;
         }
         if HELD_BACK.get() != self.shared.address() {
-            self.wake_for(queue, 1);
+            self.shared.wake(queue);
         }
     }
 
@@ -129,59 +149,40 @@ impl Executor {
         HeldBack { executor: self, before: HELD_BACK.replace(self.shared.address()), _stays: PhantomData }
     }
 
-    /// Sees to it that what waits is worked on.
-    fn wake(&self) {
-        let queue = lock(&self.shared.queue);
-        let waiting = queue.tasks.len();
-        if waiting > 0 && !queue.stopping {
-            self.wake_for(queue, waiting);
+    /// Sends a sign of life through a thread that has nothing to do, or the one that comes for what waits. Where all are in
+    /// calls, and what waits does so for calls on its own device, there is nobody to ask: what hangs there are drivers.
+    pub(crate) fn pulse(&self, beat: Beat) {
+        let mut queue = lock(&self.shared.queue);
+        if queue.idle > 0 || self.shared.next(&queue).is_some() {
+            queue.beats.push(beat);
+            self.shared.wake(queue);
         }
     }
 
-    /// One idle thread wakes the next where there is more for it; new threads are started for as many tasks.
-    fn wake_for(&self, mut queue: MutexGuard<'_, Queue>, tasks: usize) {
-        if queue.idle > 0 {
-            // After the lock, on which the woken thread would only wait.
-            drop(queue);
-            return self.shared.work.notify_one();
-        }
-        let first = queue.threads + 1;
-        let more = u32::try_from(tasks).unwrap_or(u32::MAX).min(self.most - queue.threads);
-        queue.threads += more;
-        drop(queue);
-        (first..first + more).for_each(|index| self.start_thread(index));
-    }
-
-    fn start_thread(&self, index: u32) {
-        let shared = Arc::clone(&self.shared);
-        let class = match shared.priority {
-            Priority::Normal => "exec",
-            Priority::Background => "idle",
-        };
-        let thread = std::thread::Builder::new().name(format!("gdrd-{class}-{index}")).spawn(move || shared.run());
-        match thread {
-            Ok(thread) => lock(&self.handles).push(thread),
-            Err(error) => {
-                tracing::error!(%error, "an executor thread could not be started");
-                lock(&self.shared.queue).threads -= 1;
+    /// Calls that have taken so long and were not told of yet; and when to ask again, while there are others.
+    pub(crate) fn long_calls(&self, long: Duration) -> (Vec<Running>, Option<Instant>) {
+        let mut queue = lock(&self.shared.queue);
+        let now = Instant::now();
+        let mut next = (!queue.tasks.is_empty()).then_some(now + long);
+        let mut told = Vec::new();
+        for call in queue.running.values_mut().filter(|call| !call.told) {
+            let due = call.began + long;
+            if due <= now {
+                call.told = true;
+                told.push(*call);
+            } else {
+                next = Some(next.map_or(due, |next| next.min(due)));
             }
         }
+        (told, next)
     }
 
-    /// Sends a sign of life through a thread that has nothing to do. Where there is none but room for one more, the next task
-    /// starts it. Where all are in calls, the next that ends one must come within `longest_call` of the last beginning.
-    pub(crate) fn pulse(&self, beat: Beat, longest_call: Duration) {
-        let mut queue = lock(&self.shared.queue);
-        let may_be_at_work = queue.last_began.is_some_and(|began| began.elapsed() < longest_call);
-        if queue.idle == 0 && (queue.threads < self.most || may_be_at_work) {
-            return;
-        }
-        queue.beats.push(beat);
-        drop(queue);
-        self.shared.work.notify_one();
+    /// Calls that run, in the order of their beginning.
+    pub(crate) fn running(&self) -> Vec<Running> {
+        lock(&self.shared.queue).running.values().copied().collect()
     }
 
-    /// Threads started so far.
+    /// Threads that there are.
     pub(crate) fn threads(&self) -> u32 {
         lock(&self.shared.queue).threads
     }
@@ -197,7 +198,7 @@ impl Executor {
         self.shared.work.notify_all();
         if joined {
             // Taken first: a thread that is joined may be starting one more, and needs the list for it.
-            let handles = std::mem::take(&mut *lock(&self.handles));
+            let handles = std::mem::take(&mut *lock(&self.shared.handles));
             join(handles);
         }
     }
@@ -208,7 +209,45 @@ impl Shared {
         std::ptr::from_ref(self).addr()
     }
 
-    fn run(&self) {
+    /// Has a thread come for what waits and may begin; when it has taken that, it sees to the next.
+    fn wake(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>) {
+        if queue.idle > 0 {
+            // After the lock, on which the woken thread would only wait.
+            drop(queue);
+            return self.work.notify_one();
+        }
+        let in_calls = u32::try_from(queue.running.len()).unwrap_or(u32::MAX);
+        if queue.stopping || queue.threads > in_calls || self.next(&queue).is_none() {
+            // Or one has just ended a call, or has yet to begin one.
+            return;
+        }
+        queue.threads += 1;
+        let index = queue.threads;
+        drop(queue);
+        self.start_thread(index);
+    }
+
+    fn start_thread(self: &Arc<Self>, index: u32) {
+        let shared = Arc::clone(self);
+        let class = match self.priority {
+            Priority::Normal => "exec",
+            Priority::Background => "idle",
+        };
+        let thread = std::thread::Builder::new().name(format!("gdrd-{class}-{index}")).spawn(move || shared.run());
+        match thread {
+            Ok(thread) => {
+                let mut handles = lock(&self.handles);
+                handles.retain(|handle| !handle.is_finished());
+                handles.push(thread);
+            }
+            Err(error) => {
+                tracing::error!(%error, "an executor thread could not be started");
+                lock(&self.queue).threads -= 1;
+            }
+        }
+    }
+
+    fn run(self: &Arc<Self>) {
         if self.priority == Priority::Background
             // `None` is the calling thread, setpriority(2) "C library/kernel differences".
             && let Err(errno) = rustix::process::setpriority_process(None, BACKGROUND_NICE)
@@ -221,41 +260,49 @@ impl Shared {
                 return;
             }
             queue.beats.clear();
-            let Some((lane, task)) = self.take(&mut queue) else {
+            let Some((number, task)) = self.take(&mut queue) else {
+                if queue.threads > self.most {
+                    queue.threads -= 1;
+                    return;
+                }
                 queue.idle += 1;
                 queue = self.work.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner);
                 queue.idle -= 1;
                 continue;
             };
-            let more = queue.idle > 0 && self.next(&queue).is_some();
-            drop(queue);
-            if more {
-                self.work.notify_one();
+            if self.next(&queue).is_some() {
+                self.wake(queue);
+            } else {
+                drop(queue);
             }
             WILL_LOOK.set(self.address());
             task();
             WILL_LOOK.set(0);
             queue = lock(&self.queue);
-            if let Some(running) = queue.running.get_mut(&lane) {
-                *running -= 1;
-            }
+            queue.running.remove(&number);
         }
     }
 
-    /// Place of the first task whose device has room.
+    /// Place of the first task that may begin: its device has room, and there is room in all, or none runs on its device.
     fn next(&self, queue: &Queue) -> Option<usize> {
-        let has_room = |lane: &Lane| {
-            *lane == Lane::Unbounded || queue.running.get(lane).is_none_or(|running| *running < self.per_device)
-        };
-        queue.tasks.iter().position(|(lane, _)| has_room(lane))
+        if queue.tasks.is_empty() {
+            return None;
+        }
+        let mut on_lanes = BTreeMap::<Lane, u32>::new();
+        queue.running.values().for_each(|call| *on_lanes.entry(call.lane).or_insert(0) += 1);
+        let has_room_in_all = queue.running.len() < self.most as usize;
+        queue.tasks.iter().position(|waiting| match on_lanes.get(&waiting.lane) {
+            None => true,
+            Some(running) => has_room_in_all && (waiting.lane == Lane::Unbounded || *running < self.per_device),
+        })
     }
 
-    fn take(&self, queue: &mut Queue) -> Option<(Lane, Task)> {
+    fn take(&self, queue: &mut Queue) -> Option<(u64, Task)> {
         let at = self.next(queue)?;
-        let (lane, task) = queue.tasks.remove(at)?;
-        *queue.running.entry(lane).or_insert(0) += 1;
-        queue.last_began = Some(Instant::now());
-        Some((lane, task))
+        let Waiting { lane, what, task } = queue.tasks.remove(at)?;
+        queue.begun += 1;
+        queue.running.insert(queue.begun, Running { lane, what, began: Instant::now(), told: false });
+        Some((queue.begun, task))
     }
 }
 
@@ -283,13 +330,13 @@ mod tests {
         let (unblock, blocked) = channel::<()>();
         let (tell, told) = channel();
         let slow = Lane::Gpu(GpuIndex(0));
-        executor.submit(slow, move || blocked.recv().unwrap_or_default());
+        executor.submit(slow, "test", move || blocked.recv().unwrap_or_default());
         for index in 0..3 {
             let tell = tell.clone();
-            executor.submit(slow, move || tell.send(format!("slow {index}")).unwrap());
+            executor.submit(slow, "test", move || tell.send(format!("slow {index}")).unwrap());
         }
         let tell_fast = tell.clone();
-        executor.submit(Lane::Gpu(GpuIndex(1)), move || tell_fast.send("fast".to_owned()).unwrap());
+        executor.submit(Lane::Gpu(GpuIndex(1)), "test", move || tell_fast.send("fast".to_owned()).unwrap());
         assert_eq!(told.recv().unwrap(), "fast");
         unblock.send(()).unwrap();
         let rest: Vec<_> = told.iter().take(3).collect();
@@ -302,47 +349,95 @@ mod tests {
         let executor = Executor::new(2, 1, Priority::Normal);
         let (unblock, blocked) = channel::<()>();
         let (tell, told) = channel();
-        executor.submit(Lane::Fabric, move || blocked.recv().unwrap_or_default());
+        executor.submit(Lane::Fabric, "test", move || blocked.recv().unwrap_or_default());
         for index in 0..3 {
             let tell = tell.clone();
-            executor.submit(Lane::Fabric, move || tell.send(format!("connection {index}")).unwrap());
+            executor.submit(Lane::Fabric, "test", move || tell.send(format!("connection {index}")).unwrap());
         }
-        executor.submit(Lane::Hca(HcaIndex(0)), move || tell.send("registration".to_owned()).unwrap());
+        executor.submit(Lane::Hca(HcaIndex(0)), "test", move || tell.send("registration".to_owned()).unwrap());
         assert_eq!(told.recv().unwrap(), "registration");
         unblock.send(()).unwrap();
         assert_eq!(told.iter().count(), 3);
         executor.stop(true);
     }
 
+    /// Tasks of one device that all run, until what comes back is dropped.
+    fn hang(executor: &Executor, lane: Lane, tasks: u32) -> Vec<std::sync::mpsc::Sender<()>> {
+        let (tell, told) = channel();
+        let unblock = (0..tasks).map(|_| {
+            let (unblock, blocked) = channel::<()>();
+            let tell = tell.clone();
+            executor.submit(lane, "hang", move || {
+                tell.send(()).unwrap();
+                blocked.recv().unwrap_or_default();
+            });
+            unblock
+        });
+        let unblock = unblock.collect();
+        drop(tell);
+        assert_eq!(told.iter().take(tasks as usize).count(), tasks as usize);
+        unblock
+    }
+
     #[test]
-    fn a_pulse_waits_for_threads_that_hang_and_not_for_those_that_may_be_at_work() {
-        let executor = Executor::new(1, 1, Priority::Normal);
-        let pulse = |longest_call| {
+    fn devices_that_hang_hold_up_no_other_however_many_they_are() {
+        let executor = Executor::new(4, 2, Priority::Normal);
+        let mut hanging = Vec::new();
+        // The third finds no room in all, and has the one call that each device may have.
+        for (hca, calls) in [(0, 2), (1, 2), (2, 1)] {
+            hanging.push(hang(&executor, Lane::Hca(HcaIndex(hca)), calls));
+        }
+        let (tell, told) = channel();
+        for lane in
+            [Lane::Hca(HcaIndex(2)), Lane::Gpu(GpuIndex(0)), Lane::Gpu(GpuIndex(0)), Lane::Host, Lane::Unbounded]
+        {
+            let tell = tell.clone();
+            executor.submit(lane, "test", move || tell.send(lane).unwrap());
+        }
+        let mut ran: Vec<_> = told.iter().take(4).collect();
+        ran.sort_unstable();
+        assert_eq!(ran, [Lane::Gpu(GpuIndex(0)), Lane::Gpu(GpuIndex(0)), Lane::Host, Lane::Unbounded]);
+        drop(hanging);
+        assert_eq!(told.recv().unwrap(), Lane::Hca(HcaIndex(2)));
+        while executor.threads() > 4 {
+            std::thread::yield_now();
+        }
+        executor.stop(true);
+    }
+
+    #[test]
+    fn a_call_that_takes_long_is_told_of_once() {
+        let executor = Executor::new(2, 1, Priority::Normal);
+        let gpu = Lane::Gpu(GpuIndex(3));
+        let hanging = hang(&executor, gpu, 1);
+        let (told, again) = executor.long_calls(Duration::from_secs(3600));
+        assert!(told.is_empty() && again.is_some(), "it may become one");
+        let (told, again) = executor.long_calls(Duration::ZERO);
+        assert!(matches!(&told[..], [Running { lane, what: "hang", .. }] if *lane == gpu));
+        assert_eq!(again, None);
+        assert!(executor.long_calls(Duration::ZERO).0.is_empty());
+        assert_eq!(executor.running().len(), 1);
+        drop(hanging);
+        executor.stop(true);
+        assert!(executor.running().is_empty());
+    }
+
+    #[test]
+    fn a_pulse_waits_for_no_driver() {
+        let executor = Executor::new(1, 2, Priority::Normal);
+        let pulse = || {
             let (beat, over) = Beat::new();
-            executor.pulse(beat, longest_call);
+            executor.pulse(beat);
             over
         };
         let is_over = |over: &mut oneshot::Receiver<()>| over.try_recv() == Ok(Some(()));
-        assert!(is_over(&mut pulse(Duration::ZERO)), "nothing runs, and what comes would");
-        let (unblock, blocked) = channel::<()>();
-        let (tell, told) = channel();
-        executor.submit(Lane::Host, move || {
-            tell.send(()).unwrap();
-            blocked.recv().unwrap_or_default();
-        });
-        told.recv().unwrap();
-        assert!(is_over(&mut pulse(Duration::MAX)), "a driver may take its time");
-        let mut hangs = pulse(Duration::ZERO);
-        for _ in 0..100 {
-            std::thread::yield_now();
-            assert!(!is_over(&mut hangs), "no thread has come by");
-        }
-        unblock.send(()).unwrap();
-        while !is_over(&mut hangs) {
-            std::thread::yield_now();
-        }
-        // Asleep by now or soon: it is woken for it.
-        let mut at_rest = pulse(Duration::ZERO);
+        assert!(is_over(&mut pulse()), "nothing runs, and what comes would");
+        let hanging = hang(&executor, Lane::Host, 1);
+        assert!(is_over(&mut pulse()), "a driver may take its time");
+        executor.submit(Lane::Host, "test", || ());
+        assert!(is_over(&mut pulse()), "what waits does so for its device");
+        drop(hanging);
+        let mut at_rest = pulse();
         while !is_over(&mut at_rest) {
             std::thread::yield_now();
         }
@@ -354,10 +449,10 @@ mod tests {
         let executor = Arc::new(Executor::new(2, 1, Priority::Background));
         let (tell, told) = channel();
         let inner = Arc::clone(&executor);
-        executor.submit(Lane::Host, move || {
+        executor.submit(Lane::Host, "test", move || {
             for index in 0..5 {
                 let tell = tell.clone();
-                inner.submit(Lane::Host, move || tell.send(index).unwrap());
+                inner.submit(Lane::Host, "test", move || tell.send(index).unwrap());
             }
         });
         assert_eq!(told.iter().take(5).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
@@ -373,7 +468,7 @@ mod tests {
             let inner = executor.hold_back();
             for index in 0..3 {
                 let tell = tell.clone();
-                executor.submit(Lane::Host, move || tell.send(index).unwrap());
+                executor.submit(Lane::Host, "test", move || tell.send(index).unwrap());
             }
             if round == 0 {
                 assert!(told.try_recv().is_err(), "no thread runs yet, and none was started");
@@ -391,15 +486,15 @@ mod tests {
     fn a_thread_that_starts_another_during_the_end_is_joined() {
         let executor = Arc::new(Executor::new(1, 1, Priority::Normal));
         let inner = Arc::clone(&executor);
-        executor.submit(Lane::Host, move || {
-            let being_joined = || inner.handles.try_lock().map_or(true, |handles| handles.is_empty());
+        executor.submit(Lane::Host, "test", move || {
+            let being_joined = || inner.shared.handles.try_lock().map_or(true, |handles| handles.is_empty());
             while !lock(&inner.shared.queue).stopping || !being_joined() {
                 std::thread::yield_now();
             }
-            inner.start_thread(2);
+            inner.shared.start_thread(2);
         });
         executor.stop(true);
-        assert!(lock(&executor.handles).len() <= 1);
+        assert!(lock(&executor.shared.handles).len() <= 1);
     }
 
     #[test]
@@ -408,9 +503,9 @@ mod tests {
             (Arc::new(Executor::new(1, 1, Priority::Normal)), Executor::new(1, 1, Priority::Background));
         let (tell, told) = channel();
         // The other's thread sleeps by then, or has yet to start: it must be woken either way.
-        normal.submit(Lane::Host, || ());
+        normal.submit(Lane::Host, "test", || ());
         let inner = Arc::clone(&normal);
-        background.submit(Lane::Host, move || inner.submit(Lane::Host, move || tell.send(()).unwrap()));
+        background.submit(Lane::Host, "test", move || inner.submit(Lane::Host, "test", move || tell.send(()).unwrap()));
         told.recv().unwrap();
         background.stop(true);
         normal.stop(true);

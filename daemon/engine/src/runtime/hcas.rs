@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use gdrd_hal::Hca;
 
+use super::executor::Lane;
 use super::{Runtime, lock};
 use crate::core::{HcaIndex, Input};
 
@@ -84,6 +85,6 @@ impl Runtime {
         // One that an error of a call gave away, and no event, may be there still: it is opened anew.
         self.devices.tell_watcher();
         // What ends here asks the driver, which may block.
-        self.background.submit(super::executor::Lane::Unbounded, move || drop((domains, device)));
+        self.submit(&self.background, Lane::Hca(index), "close the hca", move || drop((domains, device)));
     }
 }

@@ -32,7 +32,10 @@ pub(super) fn lane_of(job: &Job, objects: &Objects) -> Lane {
         Job::Allocate { place: Place::Host(_), .. } => Lane::Host,
         Job::Register { targets, .. } => targets.first().map_or(Lane::Host, |(hca, _)| Lane::Hca(*hca)),
         Job::CreateQueuePair { new, .. } => Lane::Hca(new.hca),
-        Job::Deregister { allocation } | Job::Scrub { allocation } | Job::Free { allocation } => {
+        Job::Deregister { allocation } => {
+            objects.memory(*allocation).map_or(Lane::Host, |memory| memory.first_hca().map_or(memory.lane, Lane::Hca))
+        }
+        Job::Scrub { allocation } | Job::Free { allocation } => {
             objects.memory(*allocation).map_or(Lane::Host, |memory| memory.lane)
         }
         Job::RegisterRegion { hca, .. } => Lane::Hca(*hca),
@@ -40,6 +43,21 @@ pub(super) fn lane_of(job: &Job, objects: &Objects) -> Lane {
         Job::CloseMemory { .. } => Lane::Host,
         Job::ConnectQueuePair { .. } => Lane::Fabric,
         Job::DestroyQueuePair { .. } => Lane::Unbounded,
+    }
+}
+
+/// Its kind, for people.
+pub(super) fn name_of(job: &Job) -> &'static str {
+    match job {
+        Job::Allocate { .. } => "allocate",
+        Job::Register { .. } | Job::RegisterRegion { .. } => "register",
+        Job::Deregister { .. } | Job::DeregisterRegion { .. } => "deregister",
+        Job::Scrub { .. } => "scrub",
+        Job::Free { .. } => "free",
+        Job::CreateQueuePair { .. } => "create a queue pair",
+        Job::ConnectQueuePair { .. } => "connect a queue pair",
+        Job::CloseMemory { .. } => "close adopted memory",
+        Job::DestroyQueuePair { .. } => "destroy a queue pair",
     }
 }
 

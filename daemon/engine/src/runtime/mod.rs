@@ -10,6 +10,7 @@
 //! Must not know: why anything is decided. It never looks at a lease to choose what to do.
 
 mod adoption;
+mod calls;
 mod devices;
 mod direct;
 mod domains;
@@ -289,7 +290,7 @@ impl Runtime {
             Effect::DropTenant { tenant } => {
                 // Its protection domains end with it, and that may block on the driver.
                 let gone = self.objects.remove_tenant(tenant);
-                self.background.submit(Lane::Unbounded, move || drop(gone));
+                self.submit(&self.background, Lane::Unbounded, "end protection domains", move || drop(gone));
             }
             Effect::Unkeep { name } => self.unkeep(name),
             Effect::Quiesce { tenant, allocation, slots } => {
@@ -301,12 +302,10 @@ impl Runtime {
             Effect::Shed { tenant, allocation, hca, slot } => {
                 let memory = self.objects.memory(allocation);
                 let region = memory.and_then(|memory| memory.take_region(hca, slot));
-                self.executor.submit(Lane::Hca(hca), {
-                    let runtime = Arc::clone(self);
-                    move || {
-                        drop(region);
-                        runtime.quiesce(tenant, &[slot], Input::Shed { tenant, slot });
-                    }
+                let runtime = Arc::clone(self);
+                self.submit(&self.executor, Lane::Hca(hca), "deregister", move || {
+                    drop(region);
+                    runtime.quiesce(tenant, &[slot], Input::Shed { tenant, slot });
                 });
             }
             Effect::ForgetHca { hca } => {
@@ -339,7 +338,7 @@ impl Runtime {
         let is_call =
             matches!(job, Job::CreateQueuePair { .. } | Job::ConnectQueuePair { .. } | Job::RegisterRegion { .. });
         let executor = if awaited || is_call { &self.executor } else { &self.background };
-        executor.submit(jobs::lane_of(&job, &self.objects), move || {
+        self.submit(executor, jobs::lane_of(&job, &self.objects), jobs::name_of(&job), move || {
             let result = jobs::run(&runtime, job);
             runtime.input(result);
         });
@@ -384,7 +383,7 @@ impl Runtime {
                 if counted.fetch_sub(1, Ordering::AcqRel) == 1 {
                     // On a broker thread, which must not wait for our lock.
                     let told = Arc::clone(&runtime);
-                    runtime.executor.submit(Lane::Unbounded, move || told.input(then));
+                    runtime.executor.submit(Lane::Unbounded, "note the end of requests", move || told.input(then));
                 }
             };
             if let Err(error) = tenant.slots.quiesce(*slot, done) {
@@ -402,7 +401,8 @@ impl Runtime {
         let runtime = Arc::clone(self);
         self.broker.detach(queue_pair, move || {
             let told = Arc::clone(&runtime);
-            runtime.executor.submit(Lane::Unbounded, move || told.input(Input::QueuePairDestroyed { queue_pair }));
+            let told = move || told.input(Input::QueuePairDestroyed { queue_pair });
+            runtime.executor.submit(Lane::Unbounded, "note the end of a queue pair", told);
         });
     }
 

@@ -106,6 +106,11 @@ impl Memory {
         &self.bytes
     }
 
+    /// One that it is registered with.
+    pub(super) fn first_hca(&self) -> Option<HcaIndex> {
+        lock(&self.registered).first().map(|registered| registered.hca)
+    }
+
     /// What a client gets.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         match &self.bytes {

@@ -1,21 +1,15 @@
 //! Sends a pulse ([`crate::Engine::pulse`]) on its way.
 
-use std::time::Duration;
-
 use super::Runtime;
 use crate::pulse::Beat;
-
-/// How long a driver call may take before a daemon all of whose threads are in such calls counts as hung. EFA takes 260 ms for
-/// each GiB that is registered already (kvcache-ai/Mooncake#3217), so that the last of a large host takes minutes.
-const LONGEST_CALL: Duration = Duration::from_secs(600);
 
 impl Runtime {
     pub(crate) fn pulse(&self, beat: Beat) {
         self.timer.pulse(beat.clone());
         self.devices.pulse(beat.clone());
         self.broker.pulse(&beat);
-        self.executor.pulse(beat.clone(), LONGEST_CALL);
-        self.background.pulse(beat, LONGEST_CALL);
+        self.executor.pulse(beat.clone());
+        self.background.pulse(beat);
     }
 }
 

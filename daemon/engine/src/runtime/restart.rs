@@ -101,7 +101,7 @@ impl Runtime {
 
     pub(super) fn unkeep(self: &Arc<Self>, name: Name) {
         let runtime = Arc::clone(self);
-        self.background.submit(Lane::Unbounded, move || {
+        self.background.submit(Lane::Unbounded, "let go of what was kept", move || {
             if let Some(keeping) = &runtime.keeping {
                 keeping.note("a change", keeping.keeper.remove(name));
             }

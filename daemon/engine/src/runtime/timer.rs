@@ -1,4 +1,5 @@
-//! One thread that sleeps until the state machine's next deadline; without one, for ever.
+//! One thread that sleeps until the state machine's next deadline, or calls are to be looked at that may take long; without
+//! either, for ever.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,6 +14,8 @@ struct Alarm {
     armed: Option<u64>,
     /// The earliest deadline that the state machine told.
     wanted: Option<u64>,
+    /// When to look for calls that take long.
+    calls: Option<u64>,
     /// Pulses that the thread has to pass on.
     beats: Vec<Beat>,
     stopping: bool,
@@ -31,10 +34,23 @@ impl Timer {
     pub(super) fn set(&self, wanted: Option<u64>) {
         let mut alarm = lock(&self.alarm);
         alarm.wanted = wanted;
-        if let Some(wanted) = wanted
-            && alarm.armed.is_none_or(|armed| wanted < armed)
-        {
-            alarm.armed = Some(wanted);
+        if let Some(wanted) = wanted {
+            self.wake_by(&mut alarm, wanted);
+        }
+    }
+
+    /// Has calls that take long looked for then, unless that is due before.
+    pub(super) fn look_for_long_calls(&self, due: u64) {
+        let mut alarm = lock(&self.alarm);
+        if alarm.calls.is_none_or(|before| due < before) {
+            alarm.calls = Some(due);
+            self.wake_by(&mut alarm, due);
+        }
+    }
+
+    fn wake_by(&self, alarm: &mut Alarm, due: u64) {
+        if alarm.armed.is_none_or(|armed| due < armed) {
+            alarm.armed = Some(due);
             self.changed.notify_one();
         }
     }
@@ -66,13 +82,19 @@ pub(super) fn run(runtime: &Arc<Runtime>) {
             continue;
         }
         let now = runtime.now();
-        match alarm.wanted {
+        match alarm.wanted.into_iter().chain(alarm.calls).min() {
             Some(due) if due <= now => {
                 // Another thread's deadline must be able to wake us from here on.
                 alarm.armed = Some(0);
-                alarm.wanted = None;
+                let is_wanted = alarm.wanted.take_if(|due| *due <= now).is_some();
+                let is_for_calls = alarm.calls.take_if(|due| *due <= now).is_some();
                 drop(alarm);
-                runtime.input(Input::Time);
+                if is_wanted {
+                    runtime.input(Input::Time);
+                }
+                if is_for_calls {
+                    runtime.tell_of_long_calls();
+                }
                 alarm = lock(&timer.alarm);
             }
             Some(due) => {

@@ -141,6 +141,15 @@ impl Runtime {
         }
         let threads = u64::from(self.executor.threads()) + u64::from(self.background.threads());
         push("gdrd_executor_threads", vec![], threads, "Threads for driver calls.");
+        let calls = self.running_calls();
+        push("gdrd_executor_threads_busy", vec![], calls.len() as u64, "Threads that are in a driver call.");
+        let oldest = calls.iter().map(|call| call.began.elapsed().as_secs()).max().unwrap_or(0);
+        push(
+            "gdrd_executor_oldest_call_seconds",
+            vec![],
+            oldest,
+            "How long the longest of the running driver calls runs.",
+        );
         for (index, thread) in broker.threads.iter().enumerate() {
             let labels = || vec![("thread", index.to_string())];
             push("gdrd_broker_queue_pairs", labels(), thread.queue_pairs as u64, "Queue pairs of a broker thread.");
