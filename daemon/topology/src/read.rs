@@ -10,7 +10,7 @@ use crate::model::{RawHost, Snapshot};
 use crate::nccl_xml::{MAX_XML_BYTES, NcclTopology};
 use crate::source::{Source, SourceKind};
 use crate::sysfs::{self, archive};
-use crate::{foreign, profile, rocm_topo, topo_m};
+use crate::{foreign, pasted, profile, rocm_topo, topo_m};
 
 /// Reads this machine from its `/sys`, as generation 1. Takes milliseconds; sets [`Snapshot::generation`]
 /// for the caller to raise.
@@ -110,7 +110,7 @@ pub fn read_text(text: &str, path: &Path, options: &ReadOptions) -> Result<Snaps
         raw
     } else if topo_m::is_topo_m(text) {
         topo_m::parse(text).map_err(|error| bad("nvidia-smi topo -m", error.to_string()))?
-    } else if let Some(text) = unescaped(text).filter(|text| topo_m::is_topo_m(text)) {
+    } else if let Some(text) = pasted::unescaped(text).filter(|text| topo_m::is_topo_m(text)) {
         topo_m::parse(&text).map_err(|error| bad("nvidia-smi topo -m", error.to_string()))?
     } else if text.contains(XML_BEGIN) {
         return Err(bad("NCCL topology XML", format!("is cut off before its end, `{XML_END}`; use the whole file")));
@@ -170,7 +170,7 @@ impl<'a> Xml<'a> {
     /// parser to say what is wrong with it.
     fn within(text: &'a str, first: &str) -> Option<Self> {
         let is_xml = first.starts_with('<');
-        if is_xml && !text.contains(XML_BEGIN) && !topo_m::is_topo_m(text) && unescaped(text).is_none() {
+        if is_xml && !text.contains(XML_BEGIN) && !topo_m::is_topo_m(text) && pasted::unescaped(text).is_none() {
             return Some(Self { before: "", body: text, after: "" });
         }
         let is_begin = |at: &usize| {
@@ -200,15 +200,6 @@ fn other_input(text: &str) -> Option<&'static str> {
     } else {
         text.contains(XML_BEGIN).then_some("another NCCL topology")
     }
-}
-
-/// A matrix within a string of JSON or of a programming language, its line ends and tabs written as `\n` and `\t`, or
-/// within a cell of a Markdown table, its lines joined by `<br>`.
-fn unescaped(text: &str) -> Option<String> {
-    const SIGNS: [(&str, &str); 4] = [("\\n", "\n"), ("<br>", "\n"), ("<br/>", "\n"), ("\\t", "\t")];
-    let is_escaped = SIGNS.iter().any(|(written, _)| text.contains(written));
-    let unescape = |text: String, (written, sign): &(&str, &str)| text.replace(written, sign);
-    (is_escaped && text.contains("GPU0")).then(|| SIGNS.iter().fold(text.to_owned(), unescape))
 }
 
 fn snapshot(raw: RawHost, path: &Path, options: &ReadOptions) -> Snapshot {

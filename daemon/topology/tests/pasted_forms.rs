@@ -84,7 +84,15 @@ fn web_pages_and_tables_are_read() {
         true,
     );
     let row = |line: &str| format!("<tr><td>{}</td></tr>", line.replace('\t', "</td><td class=\"c\">"));
-    assert_reads_as_printed(|_, text| each_line(text, row), false);
+    assert_reads_as_printed(|_, text| each_line(text, row), true);
+    let on_one_line = |text: &str| format!("<table>{}</table>", each_line(text, row).replace('\n', ""));
+    assert_reads_as_printed(|_, text| on_one_line(text), true);
+    let a_cell_a_line = |text: &str| on_one_line(text).replace("</td>", "</td>\n").replace("<td", "  <td");
+    assert_reads_as_printed(|_, text| a_cell_a_line(text), true);
+    for end in ["<br>", "<br/>", "<br />\n", "<BR>\n"] {
+        let lines = |text: &str| text.replace('\t', "&nbsp;&#9;").replace('\n', end);
+        assert_reads_as_printed(|_, text| lines(text), true);
+    }
     assert_reads_as_printed(|_, text| each_line(text, |line| format!("│ {} │", line.replace('\t', " │ "))), false);
     assert_reads_as_printed(|_, text| each_line(text, |line| line.replace('\t', "^I") + "$"), true);
 }
@@ -92,12 +100,49 @@ fn web_pages_and_tables_are_read() {
 #[test]
 fn comma_separated_values_and_strings_are_read() {
     for sign in [",", ";"] {
-        assert_reads_as_printed(|_, text| each_line(text, |line| line.replace(" X ", "X").replace('\t', sign)), false);
+        assert_reads_as_printed(|_, text| each_line(text, |line| line.replace(" X ", "X").replace('\t', sign)), true);
+        let quoted = |line: &str| format!("\"{}\"", line.replace('\t', &format!("\"{sign}\"")));
+        assert_reads_as_printed(|_, text| each_line(text, quoted), true);
     }
+    let quoted = |line: &str| format!("\"{}\"", line.replace('\t', "\"\t\""));
+    assert_reads_as_printed(|_, text| each_line(text, quoted), true);
     let string = |text: &str| format!("{{\"topo\": \"{}\"}}\n", text.replace('\n', "\\n").replace('\t', "\\t"));
     assert_reads_as_printed(|_, text| string(text), true);
     let cell = |text: &str| format!("| topology | {} |\n", text.replace('\n', "<br>"));
     assert_reads_as_printed(|_, text| cell(text), true);
+}
+
+/// `stdout_lines` of Ansible, lists of Python, `- '…'` of YAML.
+#[test]
+fn lists_of_lines_are_read() {
+    let list = |text: &str, begin: &str, between: &str, end: &str| {
+        let lines: Vec<String> = text.lines().map(|line| line.replace('\t', "\\t")).collect();
+        format!("{begin}{}{end}", lines.join(between))
+    };
+    for (begin, between, end) in [
+        ("ok: [host] => {\n  \"topo.stdout_lines\": [\n    \"", "\",\n    \"", "\"\n  ]\n}\n"),
+        ("{\"stdout_lines\": [\"", "\", \"", "\"]}"),
+        ("[\"", "\",\"", "\"]\n"),
+        ("['", "', '", "']\n"),
+    ] {
+        assert_reads_as_printed(|_, text| list(text, begin, between, end), true);
+    }
+    assert_reads_as_printed(|_, text| each_line(text, |line| format!("  - '{line}'")), true);
+    assert_reads_as_printed(
+        |_, text| each_line(text, |line| format!("    \"{}\",", line.replace('\t', "      "))),
+        false,
+    );
+}
+
+#[test]
+fn what_grep_and_diff_put_before_each_line_goes() {
+    for before in ["topo.txt:", "+", "/tmp/a-1.txt:"] {
+        assert_reads_as_printed(|_, text| each_line(text, |line| format!("{before}{line}")), true);
+    }
+    for file in ["", "topo.txt:"] {
+        let number = |(at, line): (usize, &str)| format!("{file}{}:{line}\n", at + 9);
+        assert_reads_as_printed(|_, text| text.lines().enumerate().map(number).collect(), true);
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Words of a line as the tool printed them, where a paste has changed them: run together, in small letters, with commas
-//! for tabs, or with another sign for the X.
+//! Words of a line as the tool printed them, where a paste has changed them: run together, in small letters, in quotes, with
+//! commas for tabs, or with another sign for the X.
 //!
 //! A terminal that wraps at a tab stop drops the blanks of the tab, so that copying joins two cells of every line at the
 //! same place (`NODENODE`, `NIC8NIC9`): cells left so would shift all that follow.
@@ -10,11 +10,12 @@ use crate::topo_m::line::{is_cell, level, numbered};
 
 /// The line with such words put right; everything else stays, blanks and tabs too.
 pub(super) fn apart(line: &str) -> Cow<'_, str> {
+    let line = if line.contains(['"', ',', ';']) { Cow::Owned(joined_x(line)) } else { Cow::Borrowed(line) };
     let has_small_x = line.split_whitespace().any(|word| word == "x");
     let has_affinity = line.contains("Affinity") || line.contains("affinity");
     let mend = |word| mended(word, has_small_x, has_affinity);
     if line.split_whitespace().all(|word| mend(word).is_none()) {
-        return Cow::Borrowed(line);
+        return line;
     }
     let mut out = String::with_capacity(line.len() + 8);
     for piece in line.split_inclusive(char::is_whitespace) {
@@ -30,6 +31,13 @@ pub(super) fn apart(line: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
+/// The X of a cell without the blanks that the tool puts around it, where other signs end the cell.
+fn joined_x(line: &str) -> String {
+    [",", ";", "\""]
+        .iter()
+        .fold(line.to_owned(), |line, sign| line.replace(&format!("{sign} X {sign}"), &format!("{sign}X{sign}")))
+}
+
 /// What stands for a word; `None` for the word itself.
 fn mended(word: &str, has_small_x: bool, has_affinity: bool) -> Option<String> {
     if matches!(word, "✕" | "✖" | "×" | "╳") {
@@ -37,6 +45,10 @@ fn mended(word: &str, has_small_x: bool, has_affinity: bool) -> Option<String> {
     }
     if !word.is_ascii() {
         return None;
+    }
+    let unquoted = word.trim_matches('"');
+    if unquoted.len() < word.len() && !word.contains([',', ';']) {
+        return Some(mended(unquoted, has_small_x, has_affinity).unwrap_or_else(|| unquoted.to_owned()));
     }
     let capitals = word.to_ascii_uppercase();
     let plain = capitals.trim_end_matches(':');
@@ -52,20 +64,24 @@ fn mended(word: &str, has_small_x: bool, has_affinity: bool) -> Option<String> {
     Some(pieces.join(" "))
 }
 
-/// The cells of a line of comma-separated values; the commas of a list of CPUs, between digits, separate none.
+/// The cells of a line of comma-separated values, without their quotes. The commas of a list of CPUs, between digits,
+/// separate none; such a list ascends, so that the next cell begins where it does not (`0-23,0,N/A`).
 fn cells(word: &str) -> Vec<&str> {
-    let bytes = word.as_bytes();
-    let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_digit);
+    let number = |digits: &str| digits.parse::<u32>().ok();
+    let is_no_digit = |c: char| !c.is_ascii_digit();
     let mut cells = Vec::new();
     let mut begin = 0;
     for (at, sign) in word.match_indices([',', ';']) {
-        if sign == "," && is_digit(at.checked_sub(1)) && is_digit(at.checked_add(1)) {
+        let (before, after) = (word.get(begin..at).unwrap_or_default(), word.get(at + 1..).unwrap_or_default());
+        let last = before.rsplit(is_no_digit).next().and_then(number);
+        let next = after.split(is_no_digit).next().and_then(number);
+        if sign == "," && last.zip(next).is_some_and(|(last, next)| last < next) {
             continue;
         }
-        cells.extend(word.get(begin..at));
+        cells.push(before.trim_matches('"'));
         begin = at + 1;
     }
-    cells.extend(word.get(begin..));
+    cells.push(word.get(begin..).unwrap_or_default().trim_matches('"'));
     cells
 }
 
@@ -125,6 +141,10 @@ mod tests {
             ("a node of the sys on GPU0", "a node of the sys on GPU0"),
             ("GPU0,X,NODE,0-31,64-95", "GPU0\tX\tNODE\t0-31,64-95"),
             (",GPU0,NIC0,CPU Affinity", "\tGPU0\tNIC0\tCPU Affinity"),
+            ("GPU0,X,0-27,56-83,0,N/A", "GPU0\tX\t0-27,56-83\t0\tN/A"),
+            ("GPU0,X,NODE,0-71,0,2-17,N/A", "GPU0\tX\tNODE\t0-71\t0,2-17\tN/A"),
+            ("\"GPU0\",\" X \",\"PIX\",\"0-7,16\",\"0\"", "GPU0\tX\tPIX\t0-7,16\t0"),
+            ("\"GPU0\"\t\" X \"\t\"NODENODE\"\t\"0\"", "GPU0\tX\tNODE NODE\t0"),
             ("of GPU0,GPU1,GPU2", "of GPU0,GPU1,GPU2"),
             ("GPU1 PIX ✕", "GPU1 PIX X"),
             ("", ""),

@@ -42,48 +42,10 @@ pub(super) struct Matrix {
     ending: Option<Ending>,
 }
 
-/// Whose lines count of a text in which those of several hosts are mixed: of the first that has a line of a matrix.
-#[derive(Default)]
-struct Speakers {
-    first: Option<String>,
-    others: BTreeSet<String>,
-}
-
 /// Longest piece of a word that a warning repeats, characters.
 const MAX_SHOWN: usize = 32;
 /// What to do about lines that were broken.
 const UNWRAPPED: &str = "use the text as it was printed, each row on one line";
-/// Most other hosts that a warning names.
-const MAX_SPEAKERS: usize = 4;
-
-impl Speakers {
-    fn listens_to(&mut self, speaker: Option<&str>, is_of_matrix: impl FnOnce() -> bool) -> bool {
-        let Some(speaker) = speaker else { return true };
-        match &self.first {
-            Some(first) if first == speaker => true,
-            Some(_) => {
-                if self.others.len() < MAX_SPEAKERS && is_of_matrix() {
-                    self.others.insert(speaker.to_owned());
-                }
-                false
-            }
-            None => {
-                if is_of_matrix() {
-                    self.first = Some(speaker.to_owned());
-                }
-                true
-            }
-        }
-    }
-
-    fn warning(&self) -> Option<String> {
-        let first = self.first.as_ref().filter(|_| !self.others.is_empty())?;
-        let name = |speaker: &String| speaker.trim_end_matches(':').to_owned();
-        let others: Vec<String> = self.others.iter().map(name).collect();
-        Some(format!("the text has lines of {} too: those of {} count", others.join(", "), name(first)))
-    }
-}
-
 /// Whether a line alone is of a matrix: a row with its X, or a header of several devices.
 fn is_of_matrix(line: &str) -> bool {
     raw_row(line).is_some_and(|row| row.has_x()) || header(line, false).is_some_and(|header| header.columns.len() > 1)
@@ -115,8 +77,8 @@ impl Matrix {
         let mut bare: Option<(Vec<Column>, Vec<RawRow>)> = None;
         let mut header_is_open = false;
         let mut drives_from = None;
-        let mut speakers = Speakers::default();
-        for line in text.lines() {
+        let mut speakers = pasted::Speakers::default();
+        for line in pasted::plain_lines(text).lines() {
             let line = join_mig(pasted::clean(pasted::without_service(line, is_cell)));
             let (speaker, line) = pasted::split_prefix(&line);
             let line = &*apart(line);

@@ -1,5 +1,11 @@
 //! Text that people paste: terminals' colour codes, quoting and table bars around what a tool printed.
 
+mod lines;
+mod speakers;
+
+pub(crate) use lines::{plain_lines, unescaped};
+pub(crate) use speakers::Speakers;
+
 /// A cleaned line without what shells, logs and tools that run on several hosts put before it (a prompt, a date and time,
 /// `node-1: ` of pdsh, clush and dsh, `[1,0]<stdout>:` of mpirun), and who of several hosts or processes printed it, if
 /// that is among it.
@@ -55,15 +61,19 @@ fn is_host(word: &str) -> bool {
 fn is_time(word: &str) -> bool {
     let of_time = |c: char| c.is_ascii_digit() || ":.-,+TZ/".contains(c);
     let count = |part: char| word.matches(part).count();
+    // The domain of a PCI address has four digits.
+    let is_address = word.find(':').is_some_and(|at| at >= 4 && !word.contains(['-', 'T']));
     word.starts_with(|c: char| c.is_ascii_digit())
+        && !is_address
         && word.chars().all(of_time)
         && (count(':') >= 2 || count('-') == 2 && !word.contains(','))
 }
 
 /// Removes escape sequences of terminals (ECMA-48: CSI and OSC), also those of which the paste lost the
-/// escape character, control characters other than tab, and what HTML and `cat -A` put. Table bars become blanks.
+/// escape character, control characters other than tab, and what HTML, lists of strings and `cat -A` put. Table bars
+/// become blanks.
 pub(crate) fn clean(line: &str) -> String {
-    let line = line.strip_suffix('$').unwrap_or(line);
+    let line = without_quotes(line.strip_suffix('$').unwrap_or(line));
     let mut out = String::with_capacity(line.len());
     let mut rest = line;
     while let Some(next) = rest.chars().next() {
@@ -91,6 +101,15 @@ pub(crate) fn clean(line: &str) -> String {
     out
 }
 
+/// A line that is one string of a list, `"…",`, without its quotes. Those of a row of quoted cells stay.
+fn without_quotes(line: &str) -> &str {
+    let element = line.trim().trim_start_matches(['[', '-', ' ']).trim_end_matches([',', ']']);
+    ['"', '\'']
+        .into_iter()
+        .find_map(|sign| element.strip_prefix(sign)?.strip_suffix(sign).filter(|body| !body.contains(sign)))
+        .unwrap_or(line)
+}
+
 /// What a named character or a tag of HTML stands for, or the `^I` of `cat -A`, and what follows it.
 fn markup(text: &str) -> Option<(char, &str)> {
     const SIGNS: [(&str, char); 9] = [
@@ -104,12 +123,14 @@ fn markup(text: &str) -> Option<(char, &str)> {
         ("&amp;", '&'),
         ("^I", '\t'),
     ];
-    const TAGS: [&str; 8] = ["pre", "code", "span", "table", "tr", "td", "th", "p"];
+    const TAGS: [&str; 16] = [
+        "pre", "code", "span", "table", "thead", "tbody", "tr", "td", "th", "p", "br", "div", "html", "body", "b",
+        "strong",
+    ];
     let sign = SIGNS.iter().find_map(|(name, sign)| Some((*sign, text.strip_prefix(name)?)));
     sign.or_else(|| {
-        let body = text.strip_prefix('<')?;
-        let (tag, after) = body.split_once('>')?;
-        let name = tag.trim_start_matches('/').split_whitespace().next()?;
+        let (tag, after) = lines::split_tag(text)?;
+        let name = tag.trim_matches('/').split_whitespace().next()?;
         TAGS.iter().any(|tag| tag.eq_ignore_ascii_case(name)).then_some((' ', after))
     })
 }
