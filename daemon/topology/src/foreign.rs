@@ -36,6 +36,7 @@ const ANSWER: &str = "an answer of gdrctl, not an input; `gdrctl export profile`
 pub(crate) fn name(text: &str) -> Option<&'static str> {
     let head = text.get(..floor(text, HEAD_BYTES)).unwrap_or(text);
     let has = |part: &str| head.contains(part);
+    let capitals = head.to_ascii_uppercase();
     let mut lines = head.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let first = lines.next().unwrap_or_default();
     let found = [
@@ -44,7 +45,7 @@ pub(crate) fn name(text: &str) -> Option<&'static str> {
         (has("<graphs") || has("<graph id="), GRAPHS),
         (has("<pci busid=") && !has("<system"), XML_PART),
         (first.starts_with("Machine (") || first.starts_with("Machine L#") || first.starts_with("Package L#"), LSTOPO),
-        (has("ACCESS TABLE:"), AMD_SMI),
+        (["ACCESS TABLE:", "WEIGHT TABLE:", "NUMA BW TABLE:"].iter().any(|title| capitals.contains(title)), AMD_SMI),
         (is_lspci(first) || lines.take(MAX_LSPCI_LINES).any(is_lspci), LSPCI),
         (first.starts_with("CA '") || first.starts_with("hca_id:"), VERBS),
         (has("NVIDIA-SMI") && has("Driver Version"), SMI_TABLE),
@@ -141,6 +142,8 @@ mod tests {
             ("CA 'mlx5_0'\n\tCA type: MT4129", "ibstat"),
             ("hca_id:\tmlx5_0\n", "ibv_devinfo"),
             ("ACCESS TABLE:\n             0000:05:00.0 \n0000:05:00.0 ENABLED\n", "whole text"),
+            ("WEIGHT TABLE:\n             0000:05:00.0 \n0000:05:00.0 0\n", "whole text"),
+            ("access table:\n             0000:05:00.0 \n0000:05:00.0 enabled: 1\n", "whole text"),
             ("{\n  \"schema\": \"gdrd.plan/v1\",", "gdrctl export profile"),
         ] {
             assert!(name(text).is_some_and(|name| name.contains(part)), "{text}: {:?}", name(text));

@@ -97,15 +97,18 @@ pub fn read_text(text: &str, path: &Path, options: &ReadOptions) -> Result<Snaps
     if text.trim().is_empty() {
         return Err(unknown("is empty"));
     }
-    if let Some(reason) = foreign::name(text).filter(|_| first.starts_with('<')) {
+    let xml = Xml::whole(text, first);
+    if let Some(reason) = foreign::name(text).filter(|_| first.starts_with('<') && xml.is_none()) {
         return Err(unknown(reason));
     }
-    let mut raw = if let Some(xml) = Xml::within(text, first) {
+    let mut raw = if let Some(xml) = xml.or_else(|| Xml::without_system(text, first)) {
         let topology = NcclTopology::parse(xml.body).map_err(|error| bad("NCCL topology XML", error.to_string()))?;
         let mut raw = topology.host();
         let others = [xml.before, xml.after].into_iter().filter_map(other_input);
         raw.warnings.extend(
-            others.map(|other| format!("the text also holds {other}: left out, only the first NCCL topology counts")),
+            others.map(|other| {
+                format!("the text also holds {other}: left out, only the first whole NCCL topology counts")
+            }),
         );
         raw
     } else if topo_m::is_topo_m(text) {
@@ -166,13 +169,15 @@ struct Xml<'a> {
 }
 
 impl<'a> Xml<'a> {
-    /// The first whole `system` element and what an XML text has before it, or all of a text that is XML without one, for its
-    /// parser to say what is wrong with it.
-    fn within(text: &'a str, first: &str) -> Option<Self> {
-        let is_xml = first.starts_with('<');
-        if is_xml && !text.contains(XML_BEGIN) && !topo_m::is_topo_m(text) && pasted::unescaped(text).is_none() {
-            return Some(Self { before: "", body: text, after: "" });
-        }
+    /// All of a text that is XML without a `system` element, for its parser to say what is wrong with it.
+    fn without_system(text: &'a str, first: &str) -> Option<Self> {
+        let is_matrix = || topo_m::is_topo_m(text) || pasted::unescaped(text).is_some();
+        let is_other = !first.starts_with('<') || text.contains(XML_BEGIN) || is_matrix();
+        (!is_other).then_some(Self { before: "", body: text, after: "" })
+    }
+
+    /// The first whole `system` element and what an XML text has before it that is no element.
+    fn whole(text: &'a str, first: &str) -> Option<Self> {
         let is_begin = |at: &usize| {
             text.get(*at..).is_some_and(|rest| rest.starts_with("<system ") || rest.starts_with("<system>"))
         };
@@ -184,21 +189,38 @@ impl<'a> Xml<'a> {
         });
         let (system, end) = whole?;
         let is_first = begins.first() == Some(&system);
-        let begin = if is_xml && is_first { 0 } else { system };
+        let begin = if first.starts_with('<') && is_first && !has_element(text.get(..system)?) { 0 } else { system };
         Some(Self { before: text.get(..begin)?, body: text.get(begin..end)?, after: text.get(end..)? })
     }
 }
 
-/// What else a text holds that could be read.
+/// Whether an element begins in a text, outside of comments.
+fn has_element(text: &str) -> bool {
+    let mut rest = text;
+    while let Some((_, after)) = rest.split_once('<') {
+        rest = match after.strip_prefix("!--") {
+            Some(comment) => comment.split_once("-->").map_or("", |(_, after)| after),
+            None if after.starts_with(|c: char| c.is_ascii_alphabetic()) => return true,
+            None => after,
+        };
+    }
+    false
+}
+
+/// What else a text holds that could be read, or be meant.
 fn other_input(text: &str) -> Option<&'static str> {
     if text.trim().is_empty() {
         None
+    } else if text.contains("<graphs") || text.contains("<graph ") {
+        Some("a graph that NCCL chose")
     } else if topo_m::is_topo_m(text) {
         Some("a matrix of `nvidia-smi topo -m`")
     } else if rocm_topo::is_rocm_topo(text) {
         Some("tables of `rocm-smi --showtopo`")
+    } else if text.contains(XML_BEGIN) {
+        Some(if text.contains(XML_END) { "another NCCL topology" } else { "a part of another NCCL topology" })
     } else {
-        text.contains(XML_BEGIN).then_some("another NCCL topology")
+        None
     }
 }
 

@@ -343,13 +343,19 @@ fn of_two_inputs_in_one_text_one_counts_and_the_other_is_named() {
         (
             format!("```\n<system version=\"1\">\n<cpu numaid=\"0\">\n```\n{xml}"),
             SourceKind::NcclXml,
-            "another NCCL topology",
+            "a part of another NCCL topology: left out, only the first whole NCCL topology counts",
         ),
         (
             format!("<system version=\"1\">\n<cpu numaid=\"0\">\n```\n{xml}"),
             SourceKind::NcclXml,
-            "another NCCL topology",
+            "a part of another NCCL topology: left out, only the first whole NCCL topology counts",
         ),
+        (
+            format!("<graphs version=\"1\"><graph id=\"0\"/></graphs>\n<!-- <a> -->\n{xml}"),
+            SourceKind::NcclXml,
+            "a graph that NCCL",
+        ),
+        (format!("{xml}<graphs version=\"1\"/>\n"), SourceKind::NcclXml, "a graph that NCCL"),
         (format!("{rocm}{matrix}"), SourceKind::TopoM, "tables of `rocm-smi --showtopo`"),
     ] {
         let snapshot = read(text.as_bytes()).unwrap();

@@ -160,6 +160,62 @@ fn tables_of_amd_smi_are_read() {
     assert!(error.contains("amd-smi topology"), "{error}");
 }
 
+fn lines(text: &str, form: impl Fn(&str) -> String) -> String {
+    text.lines().map(|line| form(line) + "\n").collect()
+}
+
+#[test]
+fn tables_are_read_behind_prefixes_and_in_small_letters() {
+    let right = read(SHOWTOPO);
+    for before in ["> ", "h1: ", "18:00:00 ", "INFO smi | ", "+ ", "topo.txt:", "12:"] {
+        assert_eq!(read(&lines(SHOWTOPO, |line| format!("{before}{line}"))), right, "{before}");
+    }
+    assert_eq!(read(&SHOWTOPO.to_lowercase()), right);
+    let amd = "LINK TYPE TABLE:\n             0000:05:00.0 0000:26:00.0\n0000:05:00.0 SELF         XGMI\n0000:26:00.0 XGMI         SELF\n";
+    let right = read(amd);
+    assert_eq!(right.gpu_level(GpuId(0), GpuId(1)), Some(Level::nvlink(1)));
+    for before in ["> ", "h1: ", "", "h1:  "] {
+        assert_eq!(read(&lines(amd, |line| format!("{before}{line}"))), right, "{before}");
+    }
+    let small = gdrd_topology::read_text(&amd.to_lowercase(), "a".as_ref(), &ReadOptions::default()).unwrap().host;
+    assert_eq!(small, right);
+}
+
+#[test]
+fn a_table_without_rows_is_told() {
+    let text = SHOWTOPO.replace("GPU0   0            1 ", "gpu-a  0            1 ").replace("GPU1   1", "gpu-b  1");
+    let host = read(&text.replace("GPU2   3 ", "gpu-c  3 "));
+    assert_eq!(host.warnings, ["the table of hops has no row that can be read"]);
+}
+
+#[test]
+fn what_two_hosts_printed_is_not_merged() {
+    let right = read(SHOWTOPO);
+    let other = SHOWTOPO.replace("XGMI         0            PCIE", "PCIE         0            PCIE");
+    assert_eq!(read(&format!("{SHOWTOPO}\n{SHOWTOPO}")), right, "twice the same is one");
+    let nodes = showtoponuma(&[(7, 7), (1, 1), (7, 7), (1, 1)]);
+    for (after, told) in [
+        (other.as_str(), "a table of link types says otherwise than what comes before"),
+        (&nodes, "a list of NUMA nodes is of other GPUs than what comes before"),
+        (&showtoponuma(&[(0, 0), (1, 1), (0, 0)]), "a list of NUMA nodes says otherwise"),
+    ] {
+        let both = read(&format!("{SHOWTOPO}{after}"));
+        assert_eq!((&both.gpus, &both.given_levels), (&right.gpus, &right.given_levels), "{after}");
+        assert!(both.warnings.iter().any(|warning| warning.starts_with(told)), "{:?}", both.warnings);
+    }
+    let mixed: String = SHOWTOPO.lines().zip(other.lines()).map(|(a, b)| format!("h1: {a}\nh2: {b}\n")).collect();
+    let mixed = read(&mixed);
+    assert_eq!(mixed.given_levels, right.given_levels);
+    assert_eq!(mixed.warnings, ["the text has lines of h2 too: those of h1 count"]);
+}
+
+#[test]
+fn a_table_that_names_a_gpu_twice_is_refused() {
+    let text = "HOPS TABLE:\n             0000:05:00.0 0000:05:00.0\n0000:05:00.0 0            1\n";
+    let error = gdrd_topology::read_text(text, "a".as_ref(), &ReadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("names 0000:05:00.0 twice"), "{error}");
+}
+
 /// Public documents retype `GPU[0]` as `GPU 0`; one GPU has a table of one cell (sglang's report of a guest).
 #[test]
 fn gpus_are_found_however_they_are_written() {
