@@ -131,7 +131,8 @@ Example:
     /// Have the daemon let go of GPUs, or serve them again: for root and gdrd-admin
     #[command(
         after_help = "Leases on a drained GPU are revoked and nothing new is lent there; a revoked lease keeps its memory
-until its holder releases it. The daemon then has no process and no device file of the GPU open.
+until its holder releases it. The daemon then has no process and no device file of the GPU open. Calls under way on
+the GPU are waited for 3 s; those that still are then are named, and the exit code is 1.
 
 It lasts until --resume, also over a restart of the daemon, but not of the host.
 

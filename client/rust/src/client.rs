@@ -182,16 +182,14 @@ impl Client {
         Ok(answer.await?.gpus)
     }
 
-    /// Has the daemon let go of a GPU (name, UUID or BDF; empty for all), or serve it again, and returns the UUIDs. For
-    /// root and gdrd-admin.
+    /// Has the daemon let go of a GPU (name, UUID or BDF; empty for all), or serve it again. The answer has the UUIDs, and
+    /// what was still under way on them after the 3 s that the daemon waits. For root and gdrd-admin.
     ///
     /// # Errors
     /// As [`Client::status`]; [`ClientError::Refused`] for others and for an unknown GPU.
-    pub async fn drain(&self, gpu: &str, resume: bool) -> Result<Vec<String>, ClientError> {
+    pub async fn drain(&self, gpu: &str, resume: bool) -> Result<v1::DrainResponse, ClientError> {
         let request = v1::DrainRequest { gpu: gpu.to_owned(), resume };
-        let answer =
-            self.ask("Host.Drain", request, async |channel, request| HostClient::new(channel).drain(request).await);
-        Ok(answer.await?.gpu_uuids)
+        self.ask("Host.Drain", request, async |channel, request| HostClient::new(channel).drain(request).await).await
     }
 
     /// Has the daemon put in force the pairing that it would make anew, where pairs that stuck are worse. For root and

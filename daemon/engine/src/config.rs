@@ -179,13 +179,20 @@ pub struct Timeouts {
     pub drain: Duration,
     /// For everything to be given back when the engine stops. Default 10 s.
     pub shutdown: Duration,
+    /// For calls that are under way on a GPU that is drained. Default 3 s.
+    pub let_go: Duration,
     /// For the registrations of leases that an earlier daemon left, before those that are there are served. Default 60 s.
     pub restore: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { drain: Duration::from_secs(2), shutdown: Duration::from_secs(10), restore: Duration::from_secs(60) }
+        Self {
+            drain: Duration::from_secs(2),
+            shutdown: Duration::from_secs(10),
+            let_go: Duration::from_secs(3),
+            restore: Duration::from_secs(60),
+        }
     }
 }
 

@@ -6,6 +6,9 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::session::Viewer;
 
+/// What the reason begins with why a drained GPU is not served.
+pub(crate) const DRAINED: &str = "drained by an administrator";
+
 /// A GPU that an administrator has drained.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainedGpu {
@@ -17,15 +20,35 @@ pub struct DrainedGpu {
     pub bdf: String,
 }
 
+/// What is under way on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnderWay {
+    /// The GPU.
+    pub uuid: GpuUuid,
+    /// Kind of call, such as `allocate` or `scrub`.
+    pub call: &'static str,
+    /// On so many buffers.
+    pub buffers: u32,
+}
+
+/// What a drain came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Drained {
+    /// GPUs that are drained.
+    pub uuids: Vec<GpuUuid>,
+    /// What was still under way on them when the time for that was over. Such a GPU must not be reset yet.
+    pub under_way: Vec<UnderWay>,
+}
+
 impl Engine {
     /// Drains a GPU (by name, UUID or BDF; empty for all) for an administrator: leases on it are revoked, pools given up
     /// and the driver let go of, until it is resumed. A revoked lease keeps its memory until its holders release it.
-    /// Returns the GPUs. Blocks on the driver.
+    /// Waits [`crate::Timeouts::let_go`] for what is under way there, and tells what still is. Blocks on the driver.
     ///
     /// # Errors
     /// `NotAdmin`, `UnknownGpu`, `Absent`, `SessionEnded`, `ShuttingDown`; `NotKept` where it is done, and the next daemon will
     /// not know.
-    pub fn drain_gpus(&self, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
+    pub fn drain_gpus(&self, viewer: &Viewer, gpu: &str) -> Result<Drained, EngineError> {
         self.runtime().drain_gpus(viewer, gpu)
     }
 

@@ -231,7 +231,7 @@ pub enum EngineError {
         problem: String,
     },
     /// A device was lost while it was needed.
-    #[error("device lost: {problem}")]
+    #[error("{problem}")]
     DeviceLost {
         /// Which and what was seen.
         problem: String,

@@ -45,7 +45,7 @@ pub use config::{
     BrokerConfig, CacheConfig, EngineConfig, GpuProof, HugePages, Limits, NumaCpus, PoolConfig, Timeouts,
 };
 pub use direct::{DirectGrant, DirectRegion};
-pub use drain::DrainedGpu;
+pub use drain::{Drained, DrainedGpu, UnderWay};
 pub use engine::{Engine, Hardware};
 pub use error::{EngineError, ErrorKind};
 pub use gpu_memory::{BufferBytes, GpuMemoryUse};

@@ -235,7 +235,9 @@ fn drain_frees_all(host: &Host) -> anyhow::Result<()> {
         kept.device_memory()?;
         kept.release().await?;
         ensure!(session.kept_mappings_bytes() == 64 * MIB, "a released buffer is not kept mapped");
-        ensure!(client.drain(&host.gpu.uuid, false).await? == [host.gpu.uuid.clone()], "another gpu was drained");
+        let drained = client.drain(&host.gpu.uuid, false).await?;
+        ensure!(drained.gpu_uuids == [host.gpu.uuid.clone()], "another gpu was drained");
+        ensure!(drained.under_way.is_empty(), "the gpu is still in use: {:?}", drained.under_way);
         let refused = session.acquire(AcquireOptions::on_gpu(&host.gpu.uuid, 64 * MIB)).await;
         ensure!(refused.is_err(), "a drained gpu is lent");
         // Revoked, it has another generation, which 0 does not ask about.

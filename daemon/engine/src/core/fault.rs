@@ -1,8 +1,10 @@
 //! Devices that are lost: what was on them, and who is told.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::allocation::Stage;
+use super::host::loss;
 use super::{AllocationId, CallId, Change, Core, Effect, GpuIndex, HcaIndex, Place, TenantId};
 use crate::error::EngineError;
 use crate::ids::{LeaseId, QueuePairId, SlotId};
@@ -24,12 +26,33 @@ impl Core {
         }
     }
 
+    /// Kinds of calls that are under way on memory of a GPU, and on how many pieces.
+    pub(crate) fn under_way_on(&self, index: GpuIndex) -> BTreeMap<&'static str, u32> {
+        let mut calls = BTreeMap::new();
+        for allocation in self.allocations.values().filter(|allocation| allocation.place == Place::Gpu(index)) {
+            let call = match allocation.stage {
+                Stage::Allocating => "allocate",
+                Stage::Registering | Stage::Remaking => "register",
+                Stage::Quiescing => "requests of queue pairs",
+                Stage::Deregistering => "deregister",
+                Stage::Scrubbing => "scrub",
+                Stage::Freeing => "free",
+                Stage::Clean | Stage::Ready | Stage::Leased | Stage::Revoked | Stage::Starved => continue,
+            };
+            *calls.entry(call).or_insert(0) += 1;
+        }
+        calls
+    }
+
     pub(super) fn gpu_lost(&mut self, index: GpuIndex, message: String) {
         let Some(gpu) = self.host.gpu_mut(index) else { return self.unexpected() };
         if gpu.lost.is_some() {
             return;
         }
-        let cause = format!("gpu {} was lost: {message}", gpu.planned.uuid);
+        let uuid = &gpu.planned.uuid;
+        // An error of a call says it too.
+        let message = message.strip_prefix(&format!("gpu {uuid} is lost: ")).map(str::to_owned).unwrap_or(message);
+        let cause = loss(uuid, &message);
         gpu.lost = Some(message);
         self.counters.gpus_lost += 1;
         self.fail_waiters(|place, _| place == Place::Gpu(index), &cause);
@@ -53,6 +76,7 @@ impl Core {
             return;
         }
         let name = Arc::clone(&hca.name);
+        let message = message.strip_prefix(&format!("{name} is gone: ")).map(str::to_owned).unwrap_or(message);
         let cause = format!("hca {name} is gone: {message}");
         hca.gone = Some(message);
         self.counters.hcas_lost += 1;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use gdrd_hal::GpuUuid;
 
 use super::input::GpuIndex;
+use crate::drain::DRAINED;
 use crate::error::EngineError;
 use crate::lease::{AcquireRequest, MemoryKind, MemoryPlace};
 use crate::plan::{HostPlan, PlannedGpu};
@@ -237,7 +238,7 @@ impl Host {
 
     fn usable_gpu(&self, index: GpuIndex) -> Result<(), EngineError> {
         match self.gpu(index).and_then(|gpu| gpu.lost.as_ref().map(|why| (gpu, why))) {
-            Some((gpu, why)) => Err(EngineError::DeviceLost { problem: format!("gpu {}: {why}", gpu.planned.uuid) }),
+            Some((gpu, why)) => Err(EngineError::DeviceLost { problem: loss(&gpu.planned.uuid, why) }),
             None => Ok(()),
         }
     }
@@ -245,7 +246,7 @@ impl Host {
     /// Whether the HCA can be used.
     pub(crate) fn usable_hca(&self, index: HcaIndex) -> Result<(), EngineError> {
         match self.hca(index).and_then(|hca| hca.gone.as_ref().map(|why| (hca, why))) {
-            Some((hca, why)) => Err(EngineError::DeviceLost { problem: format!("hca {}: {why}", hca.name) }),
+            Some((hca, why)) => Err(EngineError::DeviceLost { problem: format!("hca {} is gone: {why}", hca.name) }),
             None => Ok(()),
         }
     }
@@ -263,6 +264,11 @@ fn shown(name: &str) -> String {
 pub(crate) fn size_class(size_bytes: u64, granularity_bytes: u64) -> Option<u64> {
     let least = granularity_bytes.checked_next_power_of_two()?;
     Some(size_bytes.checked_next_power_of_two()?.max(least))
+}
+
+/// Says why a GPU is not served: it is drained, or lost.
+pub(super) fn loss(uuid: &GpuUuid, why: &str) -> String {
+    if why.starts_with(DRAINED) { format!("gpu {uuid} was {why}") } else { format!("gpu {uuid} is lost: {why}") }
 }
 
 #[cfg(test)]

@@ -44,6 +44,11 @@ impl Lease {
         self.holders.is_empty()
     }
 
+    /// Why no NIC reaches its memory, where none does.
+    pub(super) fn why_no_nic(&self) -> String {
+        self.revoked.clone().unwrap_or_else(|| "its registrations are being made anew".to_owned())
+    }
+
     pub(crate) fn is_revoked(&self) -> bool {
         self.revoked.is_some()
     }
@@ -268,8 +273,8 @@ impl Core {
     ) -> Result<(AllocationId, Access), EngineError> {
         let lease = self.held_lease(session, id)?;
         let allocation = self.allocations.get(&lease.allocation);
-        if let Some(allocation) = allocation.filter(|allocation| allocation.stage != Stage::Leased) {
-            let cause = format!("its memory is {:?}", allocation.stage);
+        if allocation.is_some_and(|allocation| allocation.stage != Stage::Leased) {
+            let cause = lease.why_no_nic();
             return Err(EngineError::LeaseRevoked { lease: id.0, cause });
         }
         if !lease.key.hcas.contains(&hca) {

@@ -166,8 +166,8 @@ impl Core {
             MemoryRef::Lease(lease) => {
                 let entry = self.held_lease(id, lease)?;
                 let allocation = self.allocations.get(&entry.allocation);
-                if let Some(allocation) = allocation.filter(|a| a.stage != Stage::Leased) {
-                    let cause = format!("its memory is {:?}", allocation.stage);
+                if allocation.is_some_and(|a| a.stage != Stage::Leased) {
+                    let cause = entry.why_no_nic();
                     return Err(EngineError::LeaseRevoked { lease: lease.0, cause });
                 }
                 let (gpu, page_bytes) = match entry.key.place {

@@ -5,25 +5,25 @@
 //! state machine of GPUs by it, does so in a turn of its own (`draining`): else one could undo half of what another does.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use gdrd_hal::{GpuHealth, GpuUuid};
 
-use super::{Runtime, lock};
+use super::{Runtime, State, lock};
 use crate::core::{GpuIndex, Host, Input};
-use crate::drain::DrainedGpu;
+use crate::drain::{DRAINED, Drained, DrainedGpu, UnderWay};
 use crate::error::EngineError;
 use crate::plan::HostPlan;
 use crate::session::Viewer;
 
 /// Why a GPU is not served.
 fn reason(gpu: &GpuUuid) -> String {
-    format!("drained by an administrator; 'gdrctl drain {gpu} --resume' serves it again")
+    format!("{DRAINED}; 'gdrctl drain {gpu} --resume' serves it again")
 }
 
 impl Runtime {
-    pub(crate) fn drain_gpus(self: &Arc<Self>, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {
-        let _turn = self.turn_of_admin(viewer)?;
+    pub(crate) fn drain_gpus(self: &Arc<Self>, viewer: &Viewer, gpu: &str) -> Result<Drained, EngineError> {
+        let turn = self.turn_of_admin(viewer)?;
         let named = self.named(gpu)?;
         // Written down before anything is done: the daemon may die in between.
         self.drains.insert(named.iter().map(|(_, uuid)| uuid.clone()));
@@ -34,7 +34,25 @@ impl Runtime {
             tracing::info!(gpu = %uuid, "drained");
         }
         kept?;
-        Ok(named.into_iter().map(|(_, uuid)| uuid).collect())
+        // Others may have their turn meanwhile.
+        drop(turn);
+        let under_way = self.wait_for_calls_on(&named);
+        Ok(Drained { uuids: named.into_iter().map(|(_, uuid)| uuid).collect(), under_way })
+    }
+
+    /// Waits until nothing is under way on these GPUs, for as long as that may take, and returns what still is.
+    fn wait_for_calls_on(&self, gpus: &[(GpuIndex, GpuUuid)]) -> Vec<UnderWay> {
+        let mut state = self.state();
+        state.draining += 1;
+        let is_at_work = |state: &mut State| gpus.iter().any(|(gpu, _)| !state.core.under_way_on(*gpu).is_empty());
+        let waited = self.empty.wait_timeout_while(state, self.config.timeouts.let_go, is_at_work);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.draining -= 1;
+        let of_gpu = |(gpu, uuid): &(GpuIndex, GpuUuid)| {
+            let calls = state.core.under_way_on(*gpu).into_iter();
+            calls.map(|(call, buffers)| UnderWay { uuid: uuid.clone(), call, buffers }).collect::<Vec<_>>()
+        };
+        gpus.iter().flat_map(of_gpu).collect()
     }
 
     pub(crate) fn resume_gpus(self: &Arc<Self>, viewer: &Viewer, gpu: &str) -> Result<Vec<GpuUuid>, EngineError> {

@@ -69,7 +69,7 @@ use watch::Watchers;
 pub(crate) struct Runtime {
     pub(crate) config: EngineConfig,
     core: Mutex<State>,
-    /// Told when the state machine has nothing left, while shutting down, and when all leases of an earlier daemon are
+    /// Told when the state machine has nothing left, while shutting down, after each input while a GPU is drained, and when all leases of an earlier daemon are
     /// registered again.
     empty: Condvar,
     objects: Objects,
@@ -107,6 +107,8 @@ struct State {
     stopping: bool,
     /// Until the leases of an earlier daemon are registered again.
     restoring: bool,
+    /// How many wait for what is under way on GPUs that are drained.
+    draining: u32,
 }
 
 impl Runtime {
@@ -139,6 +141,7 @@ impl Runtime {
                 watchers: Watchers::new(&config.limits),
                 stopping: false,
                 restoring: false,
+                draining: 0,
             }),
             empty: Condvar::new(),
             objects: Objects::default(),
@@ -234,7 +237,10 @@ impl Runtime {
             effects.retain_mut(|effect| !self.carry_out_locked(&mut state, effect));
             self.timer.set(state.core.next_deadline());
             self.shorten_journal(&state);
-            if (state.stopping && state.core.is_empty()) || (state.restoring && !state.core.is_remaking()) {
+            if state.draining > 0
+                || (state.stopping && state.core.is_empty())
+                || (state.restoring && !state.core.is_remaking())
+            {
                 self.empty.notify_all();
             }
             state.stopping || state.restoring || state.core.is_awaited()

@@ -80,7 +80,7 @@ fn a_gpu_resumed_while_all_are_being_drained_is_served() {
         has_begun.recv().expect("it drains");
         resume.send(()).expect("it waits");
         let resumed = world.engine.resume_gpus(&admin(), "GPU1").expect("an administrator");
-        assert_eq!((resumed.len(), draining.join().expect("it ends").len()), (1, 2));
+        assert_eq!((resumed.len(), draining.join().expect("it ends").uuids.len()), (1, 2));
     });
     assert_eq!(drained(&world), ["GPU0"]);
     let session = world.session(1);

@@ -1,10 +1,11 @@
 //! Devices and calls that fail: nothing half-made, nothing lost, the guilty call refused.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gdrd_engine::{
-    AcquireRequest, ErrorKind, LeaseEventKind, LeaseState, MemoryPlace, ProbeOutcome, Probed, QueuePairRequest,
-    QueuePairType, Viewer,
+    AcquireRequest, EngineConfig, ErrorKind, LeaseEventKind, LeaseState, MemoryPlace, ProbeOutcome, Probed,
+    QueuePairRequest, QueuePairType, Timeouts, UnderWay, Viewer,
 };
 use gdrd_ring::{Operation, Status};
 use gdrd_sim::{SimHost, SimSpec};
@@ -200,7 +201,8 @@ fn a_drained_gpu_revokes_its_leases_and_serves_again_once_resumed() {
     assert_eq!(refused.reason(), "ADMIN_REQUIRED");
     let admin = Viewer::Peer(peer(0));
     let drained = world.engine.drain_gpus(&admin, "GPU0").expect("an administrator drains");
-    assert_eq!((drained.len(), world.stat("gdrd_gpus_out_of_use")), (1, 1));
+    assert!(drained.under_way.is_empty());
+    assert_eq!((drained.uuids.len(), world.stat("gdrd_gpus_out_of_use")), (1, 1));
     // The driver says that it is healthy, and it is; only it is not ours at present.
     world.engine.refresh_gpus();
     let lost = world.try_acquire(session, request("GPU0", MIB)).expect_err("drained");
@@ -210,10 +212,32 @@ fn a_drained_gpu_revokes_its_leases_and_serves_again_once_resumed() {
     world.settle();
     assert_eq!(world.gpu_used(0), 0);
     let _elsewhere = world.try_acquire(session, request("GPU1", MIB)).expect("another gpu");
-    assert_eq!(world.engine.resume_gpus(&admin, "").expect("an administrator resumes"), drained);
+    assert_eq!(world.engine.resume_gpus(&admin, "").expect("an administrator resumes"), drained.uuids);
     assert_eq!(world.stat("gdrd_gpus_out_of_use"), 0);
     let _again = world.acquire(session);
     assert!(world.engine.drain_gpus(&admin, "GPU77").is_err());
+}
+
+#[test]
+fn a_drain_waits_for_calls_and_tells_which_are_still_under_way() {
+    let config = config();
+    let timeouts = Timeouts { let_go: Duration::from_millis(20), ..config.timeouts };
+    let world = World::with(EngineConfig { timeouts, ..config });
+    let session = world.session(1);
+    let lease = world.lease(session);
+    let admin = Viewer::Peer(peer(0));
+    world.sim.inject_text("allocate on GPU0: hang").expect("a script");
+    let pending = world.engine.acquire(session, request("GPU0", 2 * MIB));
+    let drained = world.engine.drain_gpus(&admin, "GPU0").expect("an administrator drains");
+    let under_way = |call| UnderWay { uuid: drained.uuids[0].clone(), call, buffers: 1 };
+    assert_eq!(drained.under_way, [under_way("allocate")]);
+    let refused = pending.wait().expect_err("answered at once, though its call hangs");
+    assert!(refused.to_string().starts_with("gpu GPU-0 was drained by an administrator; 'gdrctl drain"), "{refused}");
+    // Asked again it waits as well.
+    assert_eq!(world.engine.drain_gpus(&admin, "GPU0").expect("it stays").under_way, [under_way("allocate")]);
+    world.sim.inject_text("gpu GPU0: go-on").expect("a script");
+    world.until("the call to end", || world.engine.drain_gpus(&admin, "GPU0").expect("it stays").under_way.is_empty());
+    world.release(session, lease);
 }
 
 fn hidden(registrations: &[gdrd_engine::RegistrationInfo]) -> Vec<gdrd_engine::RegistrationInfo> {

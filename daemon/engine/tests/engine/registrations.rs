@@ -311,6 +311,20 @@ fn the_end_of_a_session_gives_back_all_it_had_adopted() {
 }
 
 #[test]
+fn a_range_of_a_revoked_lease_is_refused_with_the_reason() {
+    let world = World::new();
+    let session = world.session(1);
+    let lease = world.lease(session);
+    world
+        .engine
+        .drain_gpus(&gdrd_engine::Viewer::Peer(crate::world::peer(0)), "GPU0")
+        .expect("an administrator drains");
+    let request = request(MemoryRef::Lease(lease), &[(4096, 4096)]);
+    let refused = world.engine.register(session, request).wait().expect_err("revoked").to_string();
+    assert!(refused.contains("(gpu GPU-0 was drained by an administrator; "), "{refused}");
+}
+
+#[test]
 fn a_range_of_a_lease_with_other_rights_is_registered_and_ends_with_it() {
     let world = World::new();
     let session = world.session(1);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gdrd_engine::{Engine, ProbeOutcome, Probed};
+use gdrd_engine::{Drained, Engine, ProbeOutcome, Probed, UnderWay};
 use gdrd_proto::v1::{self, host_server};
 use gdrd_topology::plan::Move;
 use tonic::{Code, Request, Response, Status};
@@ -107,14 +107,23 @@ impl host_server::Host for Host {
         let v1::DrainRequest { gpu, resume } = request.into_inner();
         let (engine, topology) = (self.engine.clone(), self.topology.clone());
         let call = move || {
-            let done = if resume { engine.resume_gpus(&viewer, &gpu) } else { engine.drain_gpus(&viewer, &gpu) };
+            let done = match resume {
+                true => engine.resume_gpus(&viewer, &gpu).map(|uuids| Drained { uuids, under_way: Vec::new() }),
+                false => engine.drain_gpus(&viewer, &gpu),
+            };
             topology.note_drained(|| engine.drained_gpus());
             done
         };
         // It waits for the end of the driver's processes.
         let done = tokio::task::spawn_blocking(call).await;
-        let gpus = done.map_err(|error| bug(&error))?.map_err(|refusal| of_engine(&refusal))?;
-        Ok(Response::new(v1::DrainResponse { gpu_uuids: gpus.into_iter().map(|uuid| uuid.0).collect() }))
+        let Drained { uuids, under_way } = done.map_err(|error| bug(&error))?.map_err(|refusal| of_engine(&refusal))?;
+        let under_way = under_way.into_iter().map(|UnderWay { uuid, call, buffers }| v1::CallsUnderWay {
+            gpu_uuid: uuid.0,
+            call: call.to_owned(),
+            buffers,
+        });
+        let gpu_uuids = uuids.into_iter().map(|uuid| uuid.0).collect();
+        Ok(Response::new(v1::DrainResponse { gpu_uuids, under_way: under_way.collect() }))
     }
 
     async fn apply_plan(
