@@ -161,9 +161,9 @@ fn figures(daemon: &Daemon) -> Vec<Value> {
     document["stats"].as_array().expect("a list of figures").clone()
 }
 
-/// Figures that go up and down with the clients. Threads for driver calls are started on need and kept, up to a bound.
+/// Figures that go up and down with the clients. Threads for driver calls are started on need, and some may still be in one.
 fn gauges(daemon: &Daemon) -> Vec<Value> {
-    let kept = |name: &str| name.ends_with("_total") || name == "gdrd_executor_threads";
+    let kept = |name: &str| name.ends_with("_total") || name.starts_with("gdrd_executor_");
     figures(daemon).into_iter().filter(|stat| !kept(&text(&stat["name"]))).collect()
 }
 

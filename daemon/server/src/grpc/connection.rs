@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use gdrd_engine::Engine;
 use gdrd_stream::Stream as Socket;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
@@ -19,7 +20,7 @@ use super::activity::{Calls, Patience, Watch};
 use super::goaway::{Refusals, goodbye};
 use crate::admission::{Admission, Admitted};
 use crate::limits::{PARTING_TIME, PAUSE_WITHOUT_FDS};
-use crate::peer::{Credentials, Peer};
+use crate::peer::{Credentials, Peer, is_admin};
 
 /// What a call can know of its connection.
 #[derive(Debug, Clone)]
@@ -48,12 +49,15 @@ pub(crate) struct Connection {
 impl Connection {
     /// `None` for one too many, which is told so.
     fn new(stream: UnixStream, shared: &Shared) -> io::Result<Option<Self>> {
-        let Shared { admission, patience, refusals } = shared;
+        let Shared { admission, patience, refusals, engine } = shared;
         let credentials = Credentials::of(stream.as_fd()).map_err(|error| io::Error::other(error.to_string()))?;
-        let Some(place) = admission.admit(credentials.uid) else {
-            debug!(uid = credentials.uid, "gRPC connection refused: too many");
-            refusals.refuse(stream, credentials.uid);
-            return Ok(None);
+        let place = match admission.admit(credentials.uid, || is_admin(engine, stream.as_fd())) {
+            Ok(place) => place,
+            Err(full) => {
+                admission.log_refusal("gRPC", full);
+                refusals.refuse(stream, credentials.uid, full);
+                return Ok(None);
+            }
         };
         // Only lists without a session need it; topology is open to peers that cannot be told.
         let peer = Peer::of(stream.as_fd()).map(|peer| (&peer).into()).map_err(|error| error.to_string());
@@ -92,6 +96,7 @@ struct Shared {
     admission: Arc<Admission>,
     patience: Patience,
     refusals: Refusals,
+    engine: Engine,
 }
 
 /// The listening socket, until there is another one.
@@ -133,8 +138,9 @@ pub(crate) fn incoming(
     listening: Listening,
     admission: Arc<Admission>,
     patience: Patience,
+    engine: Engine,
 ) -> impl Stream<Item = io::Result<Connection>> + Send {
-    let shared = Shared { admission, patience, refusals: Refusals::default() };
+    let shared = Shared { admission, patience, refusals: Refusals::default(), engine };
     unfold((listening, shared), |(mut listening, shared)| async move {
         let connection = next(&mut listening, &shared).await;
         Some((Ok(connection), (listening, shared)))

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Full};
 use crate::limits::{MAX_REFUSALS_AT_ONCE, MAX_REFUSALS_PER_UID, REFUSAL_TIMEOUT};
 use crate::status::REASON_KEY;
 
@@ -43,19 +43,19 @@ impl Default for Refusals {
 
 impl Refusals {
     /// Refuses this connection. Does not wait; must be called within the runtime.
-    pub(crate) fn refuse(&self, mut stream: UnixStream, uid: u32) {
-        let Some(turn) = self.0.admit(uid) else { return };
+    pub(crate) fn refuse(&self, mut stream: UnixStream, uid: u32, full: Full) {
+        let Ok(turn) = self.0.admit(uid, || false) else { return };
         drop(tokio::spawn(async move {
             // A client that does not listen is not worth more.
-            let _ = refuse(&mut stream, uid).await;
+            let _ = refuse(&mut stream, full).await;
             drop(turn);
         }));
     }
 }
 
 /// Answers the first call; where none comes, the connection.
-async fn refuse(stream: &mut UnixStream, uid: u32) -> io::Result<()> {
-    let why = format!("uid {uid}, or the daemon, has as many gRPC connections as it may");
+async fn refuse(stream: &mut UnixStream, full: Full) -> io::Result<()> {
+    let why = full.describe("gRPC");
     let refusal = match timeout(REFUSAL_TIMEOUT, first_call(stream)).await {
         Ok(Ok(stream_id)) => frame(HEADERS, END_STREAM_AND_HEADERS, stream_id, &refusal_headers(&why)),
         _ => goaway(0, ENHANCE_YOUR_CALM, &format!("{REASON}: {why}")),

@@ -167,6 +167,12 @@ impl host_server::Host for Host {
         stats.push(gauge("gdrd_grpc_connections", "Open gRPC connections.", self.grpc_connections.total()));
         let help = "Open connections of the session socket, those without a hello included.";
         stats.push(gauge("gdrd_session_connections", help, self.session_connections.total()));
+        for (socket, admission) in [("grpc", &self.grpc_connections), ("session", &self.session_connections)] {
+            let help = "Connections refused: their user, or all, had as many as they may.";
+            let mut refused = gauge("gdrd_connections_refused_total", help, admission.refused());
+            refused.labels.insert("socket".to_owned(), socket.to_owned());
+            stats.push(refused);
+        }
         Ok(Response::new(v1::StatsResponse { stats }))
     }
 }

@@ -65,9 +65,10 @@ pub(crate) async fn run(
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let admission = Admission::new(limits.max_grpc_connections, limits.max_grpc_connections_per_uid);
+    let engine = parts.engine.clone();
     let router = router(parts, limits, &admission, &stop).await;
     let patience = Patience { first: limits.hello_timeout, idle: limits.grpc_idle };
-    let connections = connection::incoming(listener, admission, patience);
+    let connections = connection::incoming(listener, admission, patience, engine);
     let serving = router.serve_with_incoming_shutdown(connections, stop.clone().cancelled_owned());
     tokio::select! {
         served = serving => served,

@@ -12,6 +12,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
+use gdrd_engine::{Engine, Viewer};
 use nix::errno::Errno;
 use nix::sys::socket::{getsockopt, sockopt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -110,6 +111,18 @@ pub enum PeerError {
     },
 }
 
+impl PeerError {
+    /// Whether the daemon, or the host, has no descriptor left to look at the peer with.
+    pub(crate) fn is_for_want_of_descriptors(&self) -> bool {
+        let errno = match self {
+            Self::Socket(errno) => Some(*errno),
+            Self::Proc { source, .. } => source.raw_os_error().map(Errno::from_raw),
+            _ => None,
+        };
+        matches!(errno, Some(Errno::EMFILE | Errno::ENFILE))
+    }
+}
+
 impl Peer {
     /// Looks at the process behind a connected socket. Reads a few files of `/proc`; never waits.
     ///
@@ -139,6 +152,12 @@ impl Peer {
     }
 }
 
+/// Whether the peer of a connected socket administers this host.
+pub(crate) fn is_admin(engine: &Engine, socket: BorrowedFd<'_>) -> bool {
+    let is_admin = |peer: &Peer| engine.require_admin(&Viewer::Peer(peer.into()), "such a connection").is_ok();
+    Peer::of(socket).is_ok_and(|peer| is_admin(&peer))
+}
+
 impl From<&Peer> for gdrd_engine::Peer {
     fn from(peer: &Peer) -> Self {
         let Credentials { uid, gid, pid } = peer.credentials;
@@ -153,7 +172,11 @@ fn open_pidfd(socket: BorrowedFd<'_>, pid: Pid, credentials: &Credentials) -> Re
     match getsockopt(&socket, sockopt::PeerPidfd) {
         Ok(pidfd) => Ok(pidfd),
         Err(Errno::ENOPROTOOPT) => {
-            let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|_| gone())?;
+            let pidfd =
+                pidfd_open(pid, PidfdFlags::empty()).map_err(|error| match Errno::from_raw(error.raw_os_error()) {
+                    errno @ (Errno::EMFILE | Errno::ENFILE) => PeerError::Socket(errno),
+                    _ => gone(),
+                })?;
             let status = ProcStatus::parse(&read_proc(credentials.pid, "status", MAX_STATUS_TEXT_BYTES)?);
             if status.effective_uid == Some(credentials.uid) { Ok(pidfd) } else { Err(gone()) }
         }
@@ -216,6 +239,18 @@ mod tests {
         assert!(peer.groups.contains(&rustix::process::getegid().as_raw()));
         assert!(!peer.scope.is_empty());
         assert!(!has_ended(peer.pidfd.expect("a process of this namespace").as_fd()));
+    }
+
+    #[test]
+    fn want_of_descriptors_is_told_from_what_is_wrong_with_the_peer() {
+        let proc = |errno| PeerError::Proc { path: "status".to_owned(), source: io::Error::from_raw_os_error(errno) };
+        let wants = [PeerError::Socket(Errno::EMFILE), PeerError::Socket(Errno::ENFILE), proc(24), proc(23)];
+        for error in wants {
+            assert!(error.is_for_want_of_descriptors(), "{error}");
+        }
+        assert!(
+            !PeerError::Socket(Errno::EINVAL).is_for_want_of_descriptors() && !proc(13).is_for_want_of_descriptors()
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@ use gdrd_engine::EngineError;
 use gdrd_proto::v1;
 use thiserror::Error;
 
+use crate::admission::Full;
 use crate::peer::PeerError;
 
 /// Why the daemon ends a connection to the session socket. Reasons are in docs/errors.md.
@@ -57,11 +58,8 @@ pub(crate) enum SessionEnd {
         uid: u32,
     },
     /// Too many connections of this user, or of all.
-    #[error("uid {uid} or the daemon has as many session connections as it may; close some")]
-    TooManyConnections {
-        /// The user.
-        uid: u32,
-    },
+    #[error("{}", .0.describe("session"))]
+    TooManyConnections(Full),
     /// The peer cannot be told.
     #[error(transparent)]
     Peer(#[from] PeerError),
@@ -101,7 +99,8 @@ impl SessionEnd {
             Self::SlowReader(_) => "SLOW_READER",
             Self::ProofTimeout(_) => "PROOF_TIMEOUT",
             Self::TooManyProofs { .. } => "PROOFS_EXHAUSTED",
-            Self::TooManyConnections { .. } => "CONNECTIONS_EXHAUSTED",
+            Self::TooManyConnections(_) => "CONNECTIONS_EXHAUSTED",
+            Self::Peer(error) if error.is_for_want_of_descriptors() => "OUT_OF_DESCRIPTORS",
             Self::Peer(_) => "PEER_UNKNOWN",
             Self::Engine(error) => error.reason(),
             Self::ByEngine { reason, .. } => reason,

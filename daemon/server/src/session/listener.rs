@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::Sessions;
 use super::channel::Channel;
@@ -20,7 +20,7 @@ use super::proof::Proofs;
 use super::task;
 use crate::admission::Admission;
 use crate::limits::{PAUSE_WITHOUT_FDS, ServerLimits};
-use crate::peer::Credentials;
+use crate::peer::{Credentials, is_admin};
 use crate::readiness::watch;
 
 /// What every connection shares.
@@ -99,7 +99,8 @@ impl Listener {
         let channel = (|| {
             let socket = session.socket.try_clone()?;
             rustix::io::ioctl_fionbio(&socket, true)?;
-            let place = Credentials::of(socket.as_fd()).ok().and_then(|peer| self.admission.admit(peer.uid));
+            let place =
+                Credentials::of(socket.as_fd()).ok().and_then(|peer| self.admission.admit(peer.uid, || true).ok());
             Channel::resumed(socket, place, self.shared.limits.max_queued_deliveries, session.last_delivery)
         })();
         match channel {
@@ -117,15 +118,15 @@ impl Listener {
 
     fn start(&self, socket: OwnedFd) {
         let Ok(credentials) = Credentials::of(socket.as_fd()) else { return };
-        let place = self.admission.admit(credentials.uid);
-        let admitted = place.is_some();
-        let channel = match Channel::new(socket, place, self.shared.limits.max_queued_deliveries) {
+        let place = self.admission.admit(credentials.uid, || is_admin(&self.shared.engine, socket.as_fd()));
+        let refused = place.as_ref().err().copied();
+        let channel = match Channel::new(socket, place.ok(), self.shared.limits.max_queued_deliveries) {
             Ok(channel) => channel,
             Err(error) => return warn!(%error, "session connection dropped"),
         };
-        if !admitted {
-            debug!(uid = credentials.uid, "session connection refused: too many");
-            return channel.goodbye(&SessionEnd::TooManyConnections { uid: credentials.uid });
+        if let Some(full) = refused {
+            self.admission.log_refusal("session", full);
+            return channel.goodbye(&SessionEnd::TooManyConnections(full));
         }
         let shared = Arc::clone(&self.shared);
         self.tasks.spawn(async move { task::serve(channel, &shared).await });
