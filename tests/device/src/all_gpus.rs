@@ -207,7 +207,7 @@ fn kept_on_all_gpus(host: &Host) -> anyhow::Result<()> {
 
 fn out_of_memory_tells_holders(host: &Host) -> anyhow::Result<()> {
     let all = host.gpu.memory.context("the driver tells no memory")?.total_bytes;
-    let limits = "[limits]\nmax_lease_bytes = 1_099_511_627_776\n[[policy.lease]]\nwho = \"uid:0\"\nmax_bytes = 1_099_511_627_776\n";
+    let limits = "[limits]\nmax_lease_bytes = 1_099_511_627_776\n[[policy.lease]]\nwho = \"daemon\"\nmax_bytes = 1_099_511_627_776\n";
     let daemon = Daemon::start(host, limits)?;
     runtime()?.block_on(async {
         let session = session(&daemon.runtime_dir()).await?;

@@ -34,7 +34,7 @@ const LEAST_SCRUB_SHARE: f64 = 0.8;
 /// One ready buffer of each size, and room for it.
 const CONFIG: &str = "[limits]\nmax_lease_bytes = 34_359_738_368\n[pool]\nready_target_per_class = 1\n\
     ready_max_bytes_per_class = 68_719_476_736\nclean_max_bytes = 0\nclean_target_per_class = 0\nheadroom_bytes = 0\n\
-    [gpu]\nworker_idle_s = 600\n[[policy.lease]]\nwho = \"uid:0\"\nmax_bytes = 137_438_953_472\n";
+    [gpu]\nworker_idle_s = 600\n[[policy.lease]]\nwho = \"daemon\"\nmax_bytes = 137_438_953_472\n";
 
 /// What the first table shows.
 const HEADER: &str = "\

@@ -74,7 +74,7 @@ async fn adopted_bytes(client: &Client) -> anyhow::Result<f64> {
 
 fn freed_memory_comes_back(host: &Host) -> anyhow::Result<()> {
     // Room for one and a half of it.
-    let rule = format!("[[policy.lease]]\nwho = \"uid:0\"\nmax_bytes = {}\n", LEN_BYTES / 2 * 3);
+    let rule = format!("[[policy.lease]]\nwho = \"daemon\"\nmax_bytes = {}\n", LEN_BYTES / 2 * 3);
     let daemon = Daemon::start(host, &(CONFIG.to_owned() + &rule))?;
     let runtime = runtime()?;
     runtime.block_on(async {

@@ -112,7 +112,9 @@ impl Machine {
     /// What starts it, with files in that folder.
     fn daemon_in(&self, folder: &Path, config: &str) -> Command {
         let file = folder.join("gdrd.toml");
-        std::fs::write(&file, format!("gpu_proof = \"none\"\n{config}")).expect("a file can be written");
+        let own = rustix::process::geteuid().as_raw();
+        let policy = format!("[policy]\nadmins = [\"uid:{own}\"]\n");
+        std::fs::write(&file, format!("gpu_proof = \"none\"\n{config}\n{policy}")).expect("a file can be written");
         let mut command = self.command(binary("gdrd"));
         command.args(["--sim-hca", "2", "--log", "error", "--sysfs-root"]).arg(&self.root);
         command.arg("--config").arg(file).arg("--runtime-dir").arg(folder.join("run")).stdin(Stdio::null());
