@@ -24,9 +24,9 @@ fn host(text: &str) -> Host {
 }
 
 /// Every matrix of tests/cases as a terminal shows it, tabs made blanks, and its legend.
-fn shown() -> Vec<(String, Vec<String>, String)> {
+fn shown(gpu_rows_only: bool) -> Vec<(String, Vec<String>, String)> {
     let of = |(name, lines): (&str, Vec<&str>)| {
-        let printed = print(&table(&lines), Form::default());
+        let printed = print(&table(&lines), Form { gpu_rows_only, ..Form::default() });
         let (matrix, legend) = printed.split_once("\n\nNIC Legend:").unwrap();
         (name.to_owned(), matrix.lines().map(expanded).collect(), format!("\n\nNIC Legend:{legend}"))
     };
@@ -67,16 +67,20 @@ fn assert_nothing_is_wrong(what: &str, text: &str, host: &Host, right: &Host) {
     }
 }
 
+/// With and without the header and half of the rows.
 #[test]
 fn of_lines_cut_at_any_width_nothing_wrong_is_read() {
     let mut read_of_cut = 0;
-    for (name, lines, legend) in shown() {
+    let all = [false, true].map(shown).concat();
+    for (at, (name, lines, legend)) in all.iter().enumerate() {
         let right = host(&format!("{}{legend}", lines.join("\n")));
-        for rows in [lines.len(), 1 + (lines.len() - 1) / 2] {
-            for width in (12..lines[0].len() + 24).step_by(7) {
+        for (first, rows) in
+            [(0, lines.len()), (0, 1 + (lines.len() - 1) / 2), (1, lines.len() - 1), (1, lines.len() / 2)]
+        {
+            for width in (12 + at % 11..lines[0].len() + 24).step_by(11) {
                 let cut = |line: &String| line.get(..width.min(line.len())).unwrap_or_default().to_owned();
-                let text = format!("{}{legend}", lines.iter().take(rows).map(cut).collect::<Vec<_>>().join("\n"));
-                // A row within which GPUs end has no sign of it.
+                let text = lines.iter().skip(first).take(rows).map(cut).collect::<Vec<_>>().join("\n");
+                let text = format!("{text}{legend}");
                 if let Ok(host) = read(&text) {
                     read_of_cut += 1;
                     assert_nothing_is_wrong(&format!("{name} at {width}, {rows} rows"), &text, &host, &right);
@@ -89,7 +93,7 @@ fn of_lines_cut_at_any_width_nothing_wrong_is_read() {
 
 #[test]
 fn of_lines_wrapped_at_any_width_nothing_wrong_is_read() {
-    for (name, lines, legend) in shown() {
+    for (name, lines, legend) in shown(false) {
         let right = host(&format!("{}{legend}", lines.join("\n")));
         for width in (40..lines[0].len().max(41)).step_by(7) {
             for keeps_blanks in [true, false] {
@@ -137,6 +141,8 @@ fn rows_alone_are_read_where_a_legend_or_a_nic_tells_how_many_gpus_there_are() {
         assert_eq!((host.gpus.len(), host.hcas.len()), (3, 2));
         assert!(host.warnings.iter().any(|warning| warning.contains("the rest is assumed")), "{:?}", host.warnings);
     }
+    let alone = host("GPU0\t X \tSYS\t0-7\nGPU1\tSYS\t X \t0-7\n");
+    assert_eq!((alone.gpus.len(), alone.hcas.len()), (2, 0));
     let error = read(rows).unwrap_err().to_string();
     assert!(error.contains("names 0 of 5 columns") && error.contains("add the header"), "{error}");
 }

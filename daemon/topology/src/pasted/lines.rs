@@ -44,14 +44,11 @@ fn tag(text: &str) -> Option<(Tag, &str)> {
     Some((tag, after))
 }
 
-/// Longest tag that is looked for, bytes.
-const MAX_TAG: usize = 512;
-
-/// What is between `<` and `>`, and what follows.
+/// What is between `<` and `>`, and what follows. A further `<` begins another tag, so that no text is searched twice.
 pub(super) fn split_tag(text: &str) -> Option<(&str, &str)> {
     let body = text.strip_prefix('<')?;
-    let end = body.bytes().take(MAX_TAG).position(|byte| byte == b'>')?;
-    body.get(..end).zip(body.get(end + 1..))
+    let (tag, after) = body.split_at_checked(body.find(['<', '>'])?)?;
+    Some((tag, after.strip_prefix('>')?))
 }
 
 fn html_lines(text: &str) -> Cow<'_, str> {

@@ -1,4 +1,4 @@
-//! Columns that a cut header does not name: what rows, NVLinks and the legend tell of them, and no more.
+//! Columns that a cut header does not name: what rows and the legend tell of them, and no more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +21,9 @@ impl Matrix {
         if width > MAX_TOPO_M_COLUMNS {
             return Err(BadTopoM(format!("has a row of more than {MAX_TOPO_M_COLUMNS} levels")));
         }
+        if named == 0 && !has_end(rows, width) {
+            self.cut_column = width.checked_sub(1);
+        }
         let own = self.own_columns(rows);
         let gpus = match self.columns.iter().position(|column| !column.is_gpu()) {
             Some(_) => named,
@@ -33,11 +36,12 @@ impl Matrix {
         };
         self.warnings.push(format!("the header names {named} of {width} columns, the rest is assumed"));
         let legend = self.legend_nics();
-        let is_legend_whole = legend.len() == width - gpus;
+        let has_nics = self.columns.iter().any(|column| !column.is_gpu());
         let mut taken: BTreeSet<String> = self.columns.iter().map(|column| column.name.clone()).collect();
         taken.extend(own.values().cloned());
         for place in named..width {
-            let by_legend = || legend.get(place.checked_sub(gpus)?).filter(|_| is_legend_whole).cloned();
+            // The legend has them in the same order.
+            let by_legend = || legend.get(place.checked_sub(gpus)?).filter(|_| !has_nics).cloned();
             let free = |name: &String| !taken.contains(name);
             let name = own.get(&place).cloned().or_else(|| by_legend().filter(free)).unwrap_or_else(|| {
                 let before = self.columns.last().map(|column| column.name.as_str());
@@ -81,7 +85,7 @@ impl Matrix {
     }
 
     /// How many columns are GPUs, where the header names no other: the NICs of the legend are all the rest of whole
-    /// rows, the first NIC's row tells its own place, and only GPUs have NVLinks.
+    /// rows, and the first NIC's row tells its own place. NVLinks tell of some GPUs only.
     fn gpus(&self, rows: &[RawRow], own: &BTreeMap<usize, String>, width: usize) -> Option<usize> {
         let legend = self.legend_nics();
         let is_nvlink = |word: &String| matches!(level(word), Some(Level::NvLink(_)));
@@ -93,12 +97,11 @@ impl Matrix {
         let fits = |gpus: &usize| *gpus >= least && first_nic.is_none_or(|(place, _)| gpus <= place);
         let is_first = |name: &str| legend.first().map_or("NIC0", String::as_str) == name;
         let by_row = first_nic.filter(|(_, name)| is_first(name)).map(|(place, _)| *place);
-        let has_end = gpu_rows().any(|row| row.levels.len() == width && !row.rest.trim().is_empty());
-        let is_legend = has_end && !legend.is_empty() && !self.legend.keys().any(|name| is_drive(name));
+        let is_legend = has_end(rows, width) && !legend.is_empty() && !self.legend.keys().any(|name| is_drive(name));
         let by_legend = is_legend.then(|| width.checked_sub(legend.len())).flatten();
-        let by_links = linked.filter(|linked| Some(*linked) >= listed);
         let between = first_nic.map(|(place, _)| *place).filter(|place| *place == least);
-        [by_row, by_legend, by_links, between].into_iter().flatten().find(fits)
+        let all = (least == width).then_some(width);
+        [by_row, by_legend, between, all].into_iter().flatten().find(fits)
     }
 
     /// NICs of the legend, in order of their numbers.
@@ -109,4 +112,10 @@ impl Matrix {
         nics.sort_unstable();
         nics.into_iter().map(|(_, name)| name.clone()).collect()
     }
+}
+
+/// Whether CPUs follow the last level of a whole row, so that it is not cut there.
+fn has_end(rows: &[RawRow], width: usize) -> bool {
+    let mut gpus = rows.iter().filter(|row| numbered(&row.name, "GPU") && row.levels.len() == width);
+    gpus.any(|row| row.rest.trim_start().starts_with(|first: char| first.is_ascii_digit()))
 }

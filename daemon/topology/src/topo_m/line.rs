@@ -281,9 +281,9 @@ pub(super) fn is_rest_of_header(line: &str) -> bool {
 pub(super) enum Ending {
     /// No NUMA affinity, or the header was cut before it.
     Without,
-    /// NUMA affinity comes last, or there is no header.
+    /// NUMA affinity comes last.
     Numa,
-    /// `GPU NUMA ID` follows it.
+    /// `GPU NUMA ID` follows it, as today's drivers print, so also without a header.
     NumaThenId,
 }
 

@@ -167,7 +167,7 @@ impl Matrix {
         if let Some(word) = &self.broken {
             return Err(BadTopoM(format!("its header is broken within a word, at `{}`: {UNWRAPPED}", shown(word))));
         }
-        let ending = self.ending.filter(|_| !self.columns.is_empty()).unwrap_or(Ending::Numa);
+        let ending = self.ending.filter(|_| !self.columns.is_empty()).unwrap_or(Ending::NumaThenId);
         self.complete_columns(&rows)?;
         self.add_nics_of_rows(&rows);
         if !self.columns.iter().any(Column::is_gpu) {
