@@ -74,6 +74,8 @@ pub(crate) async fn serve(
     let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("wait for SIGINT")?;
     let hangup = signal(SignalKind::hangup()).context("wait for SIGHUP")?;
+    let user_1 = signal(SignalKind::user_defined1()).context("wait for SIGUSR1")?;
+    let user_2 = signal(SignalKind::user_defined2()).context("wait for SIGUSR2")?;
     let engine = rescan.engine.clone();
     let mut serving = tokio::spawn(server.run());
     notify::ready(status);
@@ -95,7 +97,9 @@ pub(crate) async fn serve(
         () = notify::watchdog(async || goes_on(&engine).await) => {}
         () = rescan.run() => {}
         () = guard.run() => {}
-        () = ignore(hangup) => {}
+        () = ignore(hangup, "SIGHUP: nothing is read anew; restart the daemon for another configuration") => {}
+        () = ignore(user_1, "SIGUSR1 means nothing to the daemon") => {}
+        () = ignore(user_2, "SIGUSR2 means nothing to the daemon") => {}
     }
     notify::stopping();
     stop.cancel();
@@ -120,9 +124,9 @@ pub(crate) fn end(runtime: Runtime) {
 }
 
 /// Its default would end the daemon with all leases where a terminal closes, or somebody means `reload`.
-async fn ignore(mut hangup: Signal) {
-    while hangup.recv().await.is_some() {
-        warn!("SIGHUP: nothing is read anew; restart the daemon for another configuration");
+async fn ignore(mut signal: Signal, what: &str) {
+    while signal.recv().await.is_some() {
+        warn!("{what}");
     }
     std::future::pending().await
 }

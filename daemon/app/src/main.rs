@@ -137,6 +137,9 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
 
     let store = find_store()?;
     let most_kept = store.as_ref().map(|store| store.most);
+    if store.is_none() && !kept.is_empty() {
+        warn!(count = kept.len(), "descriptors of an earlier daemon are closed: none are kept now");
+    }
     let journal = runtime_dir.path().join(JOURNAL_NAME);
     let continuity = store.map(|store| Continuity { keeper: Arc::new(store), journal, kept });
     let limits = (lendable(descriptors), most_kept);

@@ -62,6 +62,17 @@ fn interrupt_ends_it_as_well() {
 }
 
 #[test]
+fn signals_that_mean_nothing_are_logged_and_do_not_end_it() {
+    let stage = Stage::new();
+    let daemon = stage.start_simulated();
+    for (signal, name) in [(Signal::HUP, "SIGHUP"), (Signal::USR1, "SIGUSR1"), (Signal::USR2, "SIGUSR2")] {
+        daemon.signal(signal);
+        until(&format!("a line about {name}"), || stage.log().contains(name));
+    }
+    end(daemon);
+}
+
+#[test]
 fn watchdog_is_fed_when_systemd_asks_for_it() {
     let stage = Stage::new();
     let mut command = stage.command(&["--sim", "dgx-a100"]);

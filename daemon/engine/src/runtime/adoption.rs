@@ -91,9 +91,14 @@ impl Runtime {
         Ok((AdoptedKind::Memfd, length_of(fd)?))
     }
 
-    /// Refuses what this daemon lends: an adoption would keep its pages beyond the lease, for whoever has the next one.
+    /// Refuses what clients share with this daemon, and what it lends: an adoption would keep its pages beyond the lease, for whoever has the next one.
     fn refuse_lent(&self, session: SessionId, fd: BorrowedFd<'_>) -> Result<(), EngineError> {
-        let Some(memory) = file_of(fd).and_then(|file| self.objects.memory_of_file(file)) else { return Ok(()) };
+        let Some(file) = file_of(fd) else { return Ok(()) };
+        if self.objects.is_shared_state(file) {
+            let what = "it is a generation page or a ring, memory of the daemon that no hca may write";
+            return Err(refused(format!("{what}; adopt memory of your own")));
+        }
+        let Some(memory) = self.objects.memory_of_file(file) else { return Ok(()) };
         // Whose lease of another tenant it is, is nobody's business.
         let whose = match self.state().core.lease_of_memory(session, memory) {
             Some(lease) => format!("of lease {}; register ranges of the lease", lease.0),

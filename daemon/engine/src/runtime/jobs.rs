@@ -11,7 +11,7 @@ use super::Runtime;
 use super::executor::Lane;
 use super::failure::{of_broker, of_gpu, of_hca, of_kernel, of_landing};
 use super::host_memory::{HostMemory, Pages};
-use super::objects::{Bytes, Memory, Objects, QueuePairObjects, Registered, possible};
+use super::objects::{Bytes, Memory, Objects, QueuePairObjects, Registered, file_of, possible};
 use super::regions::{self, NewRegion};
 use crate::broker::{QueuePairLimits, QueuePairSetup};
 use crate::core::{
@@ -276,6 +276,7 @@ fn create_queue_pair(
     let ring = BrokerRing::create(geometry).map_err(|error| of_kernel("ring", &error))?;
     let dup = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|error| of_kernel("dup", &error));
     let ring_fd = dup(ring.fd())?;
+    let ring_file = file_of(ring.fd());
     runtime.keep_ring(ring.fd(), keep);
     let doorbell =
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| of_kernel("eventfd", &errno))?;
@@ -298,9 +299,10 @@ fn create_queue_pair(
         tenant: tenant_key,
     };
     let fds = Some((ring_fd, doorbell.try_clone().map_err(|error| of_kernel("dup", &error))?));
-    runtime
-        .objects
-        .insert_queue_pair(id, QueuePairObjects { info, control: Some(Arc::downgrade(&parts.control)), fds });
+    runtime.objects.insert_queue_pair(
+        id,
+        QueuePairObjects { info, control: Some(Arc::downgrade(&parts.control)), fds, ring_file },
+    );
     let (slots, share, landing) = (Arc::clone(&tenant.slots), Arc::clone(&tenant.share), Some(landing));
     let setup = QueuePairSetup { id, ring, doorbell, parts, slots, share, limits, landing };
     runtime.broker.attach(reservation, setup).map_err(|error| {

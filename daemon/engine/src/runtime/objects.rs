@@ -265,6 +265,8 @@ pub(super) struct QueuePairObjects {
     pub(super) control: Option<Weak<dyn QueuePair>>,
     /// For the session, until it takes them: the ring and the doorbell.
     pub(super) fds: Option<(OwnedFd, OwnedFd)>,
+    /// The ring's.
+    pub(super) ring_file: Option<FileId>,
 }
 
 /// All tables.
@@ -316,6 +318,13 @@ impl Objects {
     pub(super) fn memory_of_file(&self, file: FileId) -> Option<AllocationId> {
         let memory = read(&self.memory);
         memory.iter().find(|(_, memory)| memory.files.contains(&Some(file))).map(|(id, _)| *id)
+    }
+
+    /// Whether this file is one through which the daemon and its clients talk: a generation page, or a ring.
+    pub(super) fn is_shared_state(&self, file: FileId) -> bool {
+        let is_page = |tenant: &Arc<Tenant>| file_of(tenant.page.fd()) == Some(file);
+        read(&self.tenants).values().any(is_page)
+            || lock(&self.queue_pairs).values().any(|queue_pair| queue_pair.ring_file == Some(file))
     }
 
     pub(super) fn insert_memory(&self, id: AllocationId, memory: Memory) {

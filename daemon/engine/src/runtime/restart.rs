@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use gdrd_ring::{GenerationWriter, end_lost_ring};
 
 use super::executor::Lane;
 use super::host_memory::HostMemory;
-use super::objects::{Bytes, Memory, QueuePairObjects, Tenant};
+use super::objects::{Bytes, Memory, QueuePairObjects, Tenant, file_of};
 use super::{Runtime, State, lock};
 use crate::broker::SlotTable;
 use crate::core::{
@@ -246,10 +246,12 @@ impl Runtime {
         restored.sessions = journaled.sessions.values().filter(has_socket).map(|record| record.id).collect();
         for record in journaled.queue_pairs.values() {
             let ring = kept.get(&record.ring).and_then(|ring| ring.try_clone().ok());
+            let ring_file = ring.as_ref().and_then(|ring| file_of(ring.as_fd()));
             let ended = ring.is_some_and(|ring| end_lost_ring(ring).is_ok());
             let tenant = journaled.sessions.get(&record.session).and_then(|s| journaled.tenants.get(&s.tenant));
             if let (true, Some(tenant)) = (ended, tenant) {
-                let objects = QueuePairObjects { info: lost_queue_pair(record, tenant), control: None, fds: None };
+                let objects =
+                    QueuePairObjects { info: lost_queue_pair(record, tenant), control: None, fds: None, ring_file };
                 self.objects.insert_queue_pair(record.id, objects);
                 restored.rings.insert(record.id);
             }

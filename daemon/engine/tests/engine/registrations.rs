@@ -218,6 +218,19 @@ fn memory_of_a_lease_is_adopted_by_nobody_while_the_daemon_has_it() {
 }
 
 #[test]
+fn what_clients_share_with_the_daemon_is_adopted_by_nobody() {
+    let world = World::new();
+    let opened = world.open_session(1);
+    let queue_pair = world.engine.create_queue_pair(opened.session, crate::wire::wanted("mlx5_0")).wait().expect("one");
+    let (_info, ring, _doorbell) = queue_pair.keep();
+    for fd in [opened.generation_page, ring] {
+        let refused = world.engine.adopt(opened.session, asked(fd)).expect_err("it is the daemon's");
+        assert_eq!(refused.reason(), "MEMORY_NOT_ADOPTABLE");
+        assert!(refused.to_string().contains("memory of the daemon"), "{refused}");
+    }
+}
+
+#[test]
 fn what_is_reached_by_an_export_that_cannot_be_told_goes_to_no_other_tenant() {
     // With a real driver each export of CUDA memory is another file. Here the client's stands for one of its lease's memory.
     let world = World::new();
