@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Check the configuration, say whether it is valid and exit
+    /// Check the configuration, and the profile and fault script of a simulation; say whether they are valid and exit
     #[arg(long)]
     pub(crate) check_config: bool,
 

@@ -120,6 +120,13 @@ pub(crate) fn choose(arguments: &Arguments, config: &Config) -> anyhow::Result<C
     }
 }
 
+/// Whether the host that is to be simulated can be, with its fault script. Looks at no hardware.
+pub(crate) fn check_simulation(arguments: &Arguments, config: &Config) -> Result<(), Misconfigured> {
+    let Some(name) = &arguments.sim else { return Ok(()) };
+    let simulated = simulated(name, arguments.fault_script.as_deref(), &config.topology);
+    simulated.map(drop).map_err(Misconfigured::because)
+}
+
 fn simulated(name: &str, fault_script: Option<&Path>, keys: &TopologyKeys) -> anyhow::Result<Chosen> {
     let snapshot = profile_snapshot(name, &keys.read_options()?)?;
     let sim = SimHost::from_host_with(&snapshot.host, SimOptions::default())

@@ -79,7 +79,8 @@ fn main() -> ExitCode {
         Err(error) => return fail(&error.into()),
     };
     if arguments.check_config {
-        return say("the configuration is valid");
+        let checked = hardware::check_simulation(&arguments, &config);
+        return checked.map_or_else(|error| fail(&error.into()), |()| say("the configuration is valid"));
     }
     match run(&arguments, &config) {
         Ok(()) => ExitCode::SUCCESS,
@@ -135,11 +136,8 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
     let runtime_dir = Arc::new(RuntimeDir::claim(folder).map_err(of_runtime_dir)?);
     let descriptors = raise_descriptor_limit();
 
-    let store = find_store()?;
+    let store = find_store(kept.len())?;
     let most_kept = store.as_ref().map(|store| store.most);
-    if store.is_none() && !kept.is_empty() {
-        warn!(count = kept.len(), "descriptors of an earlier daemon are closed: none are kept now");
-    }
     let journal = runtime_dir.path().join(JOURNAL_NAME);
     let continuity = store.map(|store| Continuity { keeper: Arc::new(store), journal, kept });
     let limits = (lendable(descriptors), most_kept);
@@ -205,13 +203,16 @@ fn run(arguments: &Arguments, config: &Config) -> anyhow::Result<()> {
 }
 
 /// Whoever keeps descriptors of this process, if anyone does.
-fn find_store() -> anyhow::Result<Option<Store>> {
+fn find_store(kept: usize) -> anyhow::Result<Option<Store>> {
     let [told, unproven] = ["FDSTORE", "GDRD_FDSTORE"].map(|name| std::env::var(name).ok());
     let promise = Promise::of(told.as_deref(), unproven.as_deref());
     let store = Store::find(std::env::var_os("NOTIFY_SOCKET").as_deref(), promise);
     let store = store.context("connect to the descriptor store")?;
     if store.is_none() && promise.is_some() {
         warn!("nobody keeps descriptors of this process: sessions and leases end with it");
+    }
+    if store.is_none() && kept > 0 {
+        warn!(count = kept, "descriptors of an earlier daemon are closed: none are kept now");
     }
     Ok(store)
 }

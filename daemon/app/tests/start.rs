@@ -142,6 +142,13 @@ fn check_config_says_whether_it_is_valid_and_does_nothing() {
     let (code, text) = run(stage.command(&["--check-config", "--config", &config]));
     assert_eq!(code, Some(2));
     assert!(text.contains("pool.idle_s = 0 is not allowed; 1 to 86400 is"), "{text}");
+    let faults = stage.path("faults");
+    std::fs::write(&faults, "register: delay 1 fortnight\n").expect("written");
+    let faults = faults.to_string_lossy();
+    for simulation in [&["--sim", "dgx-z900"][..], &["--sim", "dgx-a100", "--fault-script", &faults]] {
+        let (code, text) = run(stage.command(&[&["--check-config"], simulation].concat()));
+        assert_eq!(code, Some(2), "{text}");
+    }
     assert!(!stage.runtime_dir().exists());
 }
 
