@@ -175,8 +175,8 @@ impl Daemon {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
         // One that ends meanwhile is none of them.
         let tasks = tasks.filter_map(|task| Some(task.ok()?.path()));
-        let named =
-            tasks.filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name));
+        let named = tasks
+            .filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim().starts_with(name)));
         named.filter_map(|task| task.file_name()?.to_str()?.parse().ok()).collect()
     }
 
