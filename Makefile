@@ -72,7 +72,7 @@ setup: ## install what the targets above need (apt), and check the Rust version
 .PHONY: release
 release: ## build the binaries that `make install` puts in place
 	@scripts/setup.sh build
-	cargo build --locked --release -p gdrd -p gdrctl
+	@scripts/release.sh
 
 # `sudo make install` after `make release`: the build belongs to the user, not to root.
 .PHONY: install

@@ -41,7 +41,7 @@ if [[ ${1:-} == --nixl ]]; then
   shift
   nixl_peer
 fi
-cargo build --release --locked --quiet -p gdrd -p gdrctl -p gdrd-bench --bins
+scripts/release.sh gdrd-bench
 "$target/release/gdrd-bench" --peers "$peers" --json "$target/bench.json" "$@"
 echo
 echo "the same as JSON: $target/bench.json"

@@ -12,7 +12,7 @@ const TRANSFER_BYTES: u32 = 64 << 20;
 const ROUNDS: u32 = 20;
 
 pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<Vec<Figure>> {
-    let (_client, session) = host::open_session(global).await?;
+    let (_client, session) = host::open_session_for_gpus(global).await?;
     let pair = Pair::make(&session, options, TRANSFER_BYTES.into()).await?;
     let (local, remote) = (pair.local(TRANSFER_BYTES)?, pair.remote(TRANSFER_BYTES)?);
     let mut writes = Vec::new();

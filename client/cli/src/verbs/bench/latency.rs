@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const MOST: f64 = 3.0;
 
 pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<Vec<Figure>> {
-    let (_client, session) = host::open_session(global).await?;
+    let (_client, session) = host::open_session_for_gpus(global).await?;
     // As with the lease, the floor is taken on both sides.
     let mut floor = ping_pong(options.rounds / 2)?;
     let pair = Pair::make(&session, options, BUFFER_BYTES).await?;

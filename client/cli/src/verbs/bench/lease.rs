@@ -17,7 +17,7 @@ const WARM_UP: u32 = 50;
 const MOST: f64 = 1.5;
 
 pub(super) async fn measure(global: &Global, options: &Bench) -> anyhow::Result<Vec<Figure>> {
-    let (client, session) = host::open_session(global).await?;
+    let (client, session) = host::open_session_for_gpus(global).await?;
     let untouched = against_pings(&client, &session, options, false).await?;
     let written = against_pings(&client, &session, options, true).await?;
     Ok(vec![
