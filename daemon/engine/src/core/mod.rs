@@ -119,7 +119,7 @@ impl Settings {
 }
 
 /// Nanoseconds of a duration, the most there are where it is longer.
-fn nanos(duration: std::time::Duration) -> u64 {
+pub(crate) fn nanos(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Runtime;
 use super::executor::{Executor, Lane, Running};
+use crate::core::nanos;
 
 /// From then on a call is told of in the log. An HCA that registers slowly takes less for one buffer.
 const LONG_CALL: Duration = Duration::from_secs(30);
@@ -18,7 +19,7 @@ impl Runtime {
         call: impl FnOnce() + Send + 'static,
     ) {
         executor.submit(lane, what, call);
-        self.timer.look_for_long_calls(self.now().saturating_add(as_ns(LONG_CALL)));
+        self.timer.look_for_long_calls(self.now().saturating_add(nanos(LONG_CALL)));
     }
 
     /// Calls that run.
@@ -36,7 +37,7 @@ impl Runtime {
             }
             if let Some(next) = next {
                 let wait = next.saturating_duration_since(Instant::now());
-                self.timer.look_for_long_calls(self.now().saturating_add(as_ns(wait)));
+                self.timer.look_for_long_calls(self.now().saturating_add(nanos(wait)));
             }
         }
     }
@@ -53,8 +54,4 @@ impl Runtime {
             Lane::Unbounded => "any device".to_owned(),
         }
     }
-}
-
-fn as_ns(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

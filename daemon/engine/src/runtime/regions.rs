@@ -12,7 +12,7 @@ use super::objects::{AdoptedObjects, Mappings, RegionObjects, possible};
 use super::{Runtime, lock};
 use crate::broker::SlotEntry;
 use crate::call::Undo;
-use crate::core::{Failure, FailureKind, HcaIndex, Input, RegionId, Source, TenantId};
+use crate::core::{Failure, FailureKind, HcaIndex, Input, RegionId, Source, TenantId, nanos};
 use crate::error::EngineError;
 use crate::ids::{Generation, RegistrationId, RemoteKey, SessionId, SlotId};
 use crate::registration::{AdoptedKind, RegisteredRange, RegistrationGrant, RegistrationPage};
@@ -47,7 +47,7 @@ pub(super) fn register(runtime: &Runtime, new: &NewRegion, cost_ns: &mut u64) ->
             (domain.pd.register(source, access, new.range.start), matches!(source, MemorySource::DmaBuf { .. }))
         }
     };
-    *cost_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    *cost_ns = nanos(started.elapsed());
     let region = made.map_err(|error| explained(of_hca(new.hca, &error), is_dma_buf))?;
     let iova = region.iova();
     runtime.objects.insert_region(new.id, RegionObjects::new(new.hca, region));
